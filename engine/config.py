@@ -1,0 +1,96 @@
+"""An engine's configuration: frozen, composed, complete before use. Standard library only.
+
+`deployments/config.py` reads it from YAML; every "auto" there is resolved before one of these is
+built. Unknown keys never get this far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Device = Literal["cpu", "cuda", "fake"]
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The backbone and what runs it.
+
+    path     Hugging Face folder; unused on the fake device
+    threads  CPU threads of the step
+    device   "fake" sleeps `fake_step_s` a step and answers token ids from a counter: for measuring
+             everything around the model
+    """
+
+    path: str
+    device: Device = "cpu"
+    dtype: Dtype = "float32"
+    threads: int = 1
+    max_model_len: int = 2048
+    fake_step_s: float = 0.009
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """Sizes in bytes. `page_tokens` is P, the tokens of one KV page."""
+
+    arena_bytes: int
+    host_bytes: int
+    page_tokens: int = 16
+    max_move_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleConfig:
+    """depth: plans on the device while the next is scheduled (0 on the CPU, 1 on a GPU).
+    max_seqs: rows. max_step_tokens caps a pass; max_step_s sizes it by measured cost."""
+
+    max_seqs: int = 32
+    max_step_tokens: int = 512
+    max_step_s: float = 0.5
+    depth: int = 0
+    max_preemptions: int = 2
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AccountConfig:
+    """w_p and w_q price a prompt token computed and an output token. `default_output` is expected
+    of a tenant with no history. Slack in weighted tokens; `w_local` in seconds per token."""
+
+    w_p: float = 1.0
+    w_q: float = 2.0
+    default_output: int = 256
+    locality_slack_tokens: float = 256.0
+    w_local: float = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """max_loads: loads at once in the loader. failure_ttl_s: how long a failure is remembered.
+    max_kills: a version that killed the loader so often is refused."""
+
+    max_loads: int = 4
+    min_residency_s: float = 1.0
+    failure_ttl_s: float = 5.0
+    max_kills: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where adapter objects are (`file://` or `s3://`) and the disk tier below `disk_path`."""
+
+    url: str
+    disk_path: str
+    disk_bytes: int = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: ModelConfig
+    memory: MemoryConfig
+    store: StoreConfig
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    accounts: AccountConfig = field(default_factory=AccountConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)

@@ -1,0 +1,122 @@
+"""Every error that a client or an operator can meet, in one tree.
+
+LoraplexError                       500
+├── RequestError                    the caller's to mend; nothing changed
+│   ├── InvalidRequest              400  malformed, or a value out of range
+│   ├── Unauthenticated             401  no key, or a wrong one
+│   ├── PermissionDenied            403  a known key without that right
+│   ├── NotFound                    404  unknown, or another tenant's (the same words)
+│   ├── Conflict                    409  somebody else changed it first
+│   ├── TooLarge                    413  the body is over its limit
+│   ├── AdapterRejected             422  an adapter that can't be served as it is
+│   └── TooManyRequests             429  over a tenant's own limit
+├── Unavailable                     503  ours to mend; trying again may help
+│   ├── AdapterUnavailable          503  its object can't be had at present
+│   └── ReplicaLost                 503  the replica died under the request
+└── RequestTimeout                  504  over the request's deadline
+
+Standard library only: ingress, router, core and loader share it. Errors cross processes as
+`ErrorInfo`, a plain value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as a value: what crosses a process boundary and what REST shows."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class LoraplexError(Exception):
+    """Base of the tree. `message` says what is wrong and the remedy, in a sentence each."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(self.status, self.code, self.message, self.param, self.retry_after_s)
+
+
+class RequestError(LoraplexError):
+    status = 400
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    pass
+
+
+class Unauthenticated(RequestError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class PermissionDenied(RequestError):
+    status = 403
+    code = "permission_denied"
+
+
+class NotFound(RequestError):
+    status = 404
+    code = "not_found"
+
+
+class Conflict(RequestError):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(RequestError):
+    status = 413
+    code = "request_too_large"
+
+
+class AdapterRejected(RequestError):
+    status = 422
+    code = "adapter_rejected"
+
+
+class TooManyRequests(RequestError):
+    status = 429
+    code = "rate_limit_exceeded"
+
+
+class Unavailable(LoraplexError):
+    status = 503
+    code = "unavailable"
+
+
+class AdapterUnavailable(Unavailable):
+    code = "adapter_unavailable"
+
+
+class ReplicaLost(Unavailable):
+    code = "replica_lost"
+
+
+class RequestTimeout(LoraplexError):
+    status = 504
+    code = "timeout"

@@ -1,0 +1,136 @@
+"""What a replica, its core and its loader say to each other: one small message a step each way.
+
+The core never talks to the loader itself: a `Load` leaves in the core's output, the replica hands
+it on, and its `LoadDone` comes back in the next input. So a loader can die and be replaced.
+Standard library only; all three are of one release, so these travel pickled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.adapters.layout import AdapterLayout
+from engine.errors import ErrorInfo
+from engine.types import AdapterRef, FinishReason, Request
+
+
+# To the core ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request early. `finish` STOP settles it as done (a stop string matched)."""
+
+    request_id: str
+    finish: FinishReason = FinishReason.ABORT
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A request for this version is likely: bring it closer, if there is room."""
+
+    ref: AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """The block lies in host memory at the load's `host_offset`, or `error` says why not.
+
+    layout       where its modules lie (None on error)
+    seconds      from the loader's start on it to its end
+    from_disk    the object was already on the local disk
+    permanent    trying again can't help (rejected bytes, killed the loader too often)
+    """
+
+    load_id: int
+    key: str
+    layout: AdapterLayout | None
+    error: ErrorInfo | None
+    seconds: float
+    from_disk: bool
+    permanent: bool = False
+
+
+Input = Submit | Abort | Prefetch | LoadDone
+
+
+# From the core ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Fetch a version and lay its block into shared host memory.
+
+    host_offset, num_bytes  the room set aside, in bytes; num_bytes = ref.num_elements x item size
+    """
+
+    load_id: int
+    ref: AdapterRef
+    host_offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step added to one request.
+
+    tokens      new output token ids, a stop token excluded
+    finish      set on a request's last output
+    error       set where finish is ERROR
+    num_cached  prompt tokens that came from the prefix cache, in the first output
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+    error: ErrorInfo | None = None
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Adapter versions by `ref.key`, whole (not a change), sent when it changed."""
+
+    loading: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStats:
+    """Plain counters of the core, handed over about once a second. Totals since its start."""
+
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_warming: int
+    free_pages: int
+    num_pages: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    num_preemptions: int
+    num_moves: int
+    num_evictions: int
+    num_loads: int
+    step_p50_s: float
+    step_p99_s: float
+    served: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    sequences: tuple[SequenceOutput, ...] = ()
+    loads: tuple[Load, ...] = ()
+    residency: Residency | None = None
+    stats: CoreStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The core's first message: it can serve. `num_pages` of `page_bytes` each in its arena."""
+
+    num_pages: int
+    page_bytes: int
+    startup_s: float
