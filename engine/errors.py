@@ -10,6 +10,7 @@ LoraplexError                       500
 │   ├── TooLarge                    413  the body is over its limit
 │   ├── AdapterRejected             422  an adapter that can't be served as it is
 │   └── TooManyRequests             429  over a tenant's own limit
+├── UnsupportedModel                500  a base model that this release can't serve
 ├── Unavailable                     503  ours to mend; trying again may help
 │   ├── AdapterUnavailable          503  its object can't be had at present
 │   └── ReplicaLost                 503  the replica died under the request
@@ -102,6 +103,10 @@ class AdapterRejected(RequestError):
 class TooManyRequests(RequestError):
     status = 429
     code = "rate_limit_exceeded"
+
+
+class UnsupportedModel(LoraplexError):
+    code = "unsupported_model"
 
 
 class Unavailable(LoraplexError):
