@@ -1,0 +1,150 @@
+"""Unknown keys are errors, autos become numbers, paths become absolute."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deployments import limits
+from deployments.config import AppConfig, ClientConfig, ConfigError, load
+
+MIB = 1 << 20
+MINIMAL = {"data_dir": "data", "base": {"path": "model", "name": "tiny"}}
+
+
+def machine(root: Path, *, flags="fpu avx2", v2=None, v1=None, quota=None, total_kib=8 << 20):
+    """A file system root that shows one machine."""
+    files = {
+        "proc/cpuinfo": f"processor : 0\nflags\t\t: {flags}\n",
+        "proc/meminfo": f"MemTotal:       {total_kib} kB\n",
+        "proc/self/cgroup": "0::/pod/box\n4:memory:/pod\n",
+        "sys/fs/cgroup/pod/memory.max": "max" if v2 is None else str(v2),
+    }
+    if v1 is not None:
+        files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = str(v1)
+    if quota is not None:
+        files["sys/fs/cgroup/pod/box/cpu.max"] = f"{quota * 100_000:.0f} 100000"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def with_replica(**replica):
+    return load({**MINIMAL, "replica": replica}, environ={"LORAPLEX_HOME": "/srv"})
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({**MINIMAL, "basis": 1}, "basis"),
+        ({**MINIMAL, "base": {"path": "m", "name": "x", "nmae": 1}}, "base.nmae"),
+        ({**MINIMAL, "replica": {"schedule": {"max_seq": 1}}}, "replica.schedule.max_seq"),
+        ({**MINIMAL, "replica": {"schedule": {"max_seqs": 0}}}, "max_seqs must be > 0"),
+        ({**MINIMAL, "replica": {"accounts": {"w_p": -1}}}, "w_p must be > 0"),
+        ({**MINIMAL, "replica": {"memory": {"arena_bytes": "lots"}}}, "replica.memory.arena_bytes"),
+        ({**MINIMAL, "ingress": {"registry_poll_s": 3}}, "ingress.registry_poll_s"),
+        ({"base": {"path": "m", "name": "x"}}, "data_dir"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(values, key):
+    with pytest.raises(ConfigError, match=key):
+        load(values, environ={})
+
+
+def test_paths_start_at_the_file_or_at_home(tmp_path):
+    file = tmp_path / "service.yaml"
+    file.write_text(json.dumps(MINIMAL))
+    config = load(file, environ={})
+    assert config.base.path == tmp_path / "model"
+    assert config.registry_url == f"sqlite://{tmp_path}/data/registry.db"
+    assert config.store_url == f"file://{tmp_path}/data/objects"
+    assert load(file, environ={"LORAPLEX_HOME": "/srv"}).data_dir == Path("/srv/data")
+
+
+def test_unreadable_files_are_config_errors(tmp_path):
+    with pytest.raises(ConfigError, match="absent"):
+        load(tmp_path / "absent.yaml", environ={})
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="mapping"):
+        load(tmp_path / "list.yaml", environ={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [("avx2", "float32"), ("avx512_bf16", "bfloat16"), ("amx_tile amx_bf16", "bfloat16")],
+)
+def test_dtype_follows_the_processor(tmp_path, flags, dtype):
+    root = machine(tmp_path, flags=flags)
+    assert with_replica().engine_config(root).model.dtype == dtype
+    assert with_replica(dtype="float32").engine_config(root).model.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [({}, 8 << 30), ({"v2": 2 << 30}, 2 << 30), ({"v1": 1 << 30}, 1 << 30)],
+)
+def test_memory_is_the_cgroup_limit(tmp_path, limit, expected):
+    assert limits.memory_bytes(machine(tmp_path, **limit)) == expected
+
+
+def test_memory_is_shared_between_replicas(tmp_path):
+    root = machine(tmp_path, v2=6 << 30)
+    memory = with_replica(num_replicas=2, device="fake").engine_config(root).memory
+    assert memory.arena_bytes == (2048 - 512) * MIB // 2
+    assert memory.host_bytes == (2048 - 512) * MIB // 4
+    fixed = with_replica(memory={"arena_bytes": 5 * MIB}).engine_config(root).memory
+    assert fixed.arena_bytes == 5 * MIB
+
+
+def test_threads_follow_quota_and_replicas(tmp_path):
+    root = machine(tmp_path, quota=1.5)
+    assert limits.num_cpus(root) == 1
+    assert with_replica(num_replicas=2).engine_config(root).model.threads == 1
+    assert with_replica(threads=3).engine_config(root).model.threads == 3
+
+
+def test_this_machine_resolves():
+    engine = with_replica().engine_config()
+    assert engine.model.threads >= 1
+    assert engine.memory.arena_bytes >= 64 * MIB
+
+
+def test_cuda_wants_its_arena_named(tmp_path):
+    with pytest.raises(ConfigError, match="arena_bytes"):
+        with_replica(device="cuda").engine_config(machine(tmp_path))
+
+
+def test_context_is_checked_against_the_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+
+    def context(wanted):
+        values = {
+            **MINIMAL,
+            "base": {"path": str(tmp_path), "name": "x"},
+            "replica": {"max_model_len": wanted},
+        }
+        return load(values, environ={}).max_model_len()
+
+    assert context("auto") == 512
+    assert context(100) == 100
+    with pytest.raises(ConfigError, match="513.*512"):
+        context(513)
+
+
+def test_min_bound_is_a_quarter_of_the_rows():
+    assert with_replica(schedule={"max_seqs": 32}).min_bound == 8
+    assert with_replica(schedule={"max_seqs": 2}).min_bound == 1
+
+
+def test_config_is_frozen_and_travels_as_json():
+    config = with_replica(schedule={"max_seqs": 7})
+    with pytest.raises(ValueError, match="frozen"):
+        config.base = None
+    assert AppConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_client_config_reads_the_environment():
+    env = {"LORAPLEX_URL": "http://x:1", "LORAPLEX_ADMIN_KEY": "lp-k"}
+    assert ClientConfig.from_environment(env) == ClientConfig("http://x:1", "lp-k")
+    assert ClientConfig.from_environment({}).url == "http://127.0.0.1:8000"
