@@ -19,6 +19,7 @@ class ModelConfig:
 
     path     Hugging Face folder; unused on the fake device
     threads  CPU threads of the step
+    revision  the base revision, which the prefix cache's keys begin with (DESIGN 2)
     device   "fake" sleeps `fake_step_s` a step and answers token ids from a counter: for measuring
              everything around the model
     """
@@ -29,6 +30,7 @@ class ModelConfig:
     threads: int = 1
     max_model_len: int = 2048
     fake_step_s: float = 0.009
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
