@@ -1,0 +1,62 @@
+# make serve    the quickstart: environment, model, tenants, then the service in the foreground
+# make test     the environment, then every test that needs no GPU
+#
+# PORT=8000            where `make serve` answers
+# PYTHON=python3       the interpreter that the environment is made with: 3.11 or newer
+# TORCH_INDEX=URL      an index with CPU builds of torch: without a GPU it saves gigabytes
+# TESTS=tests          what `make test` runs
+
+PYTHON ?= python3
+PORT ?= 8000
+TORCH_INDEX ?=
+TESTS ?= tests
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-$(shell cat requirements.lock pyproject.toml | sha256sum | cut -c1-16)
+# Several processes share the cores: a thread that waits must not spin.
+RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m
+
+.PHONY: serve test check env lock bench-check clean
+.DEFAULT_GOAL := serve
+
+serve: env
+	@$(RUN) deployments.quickstart serve --port $(PORT)
+
+test: env
+	$(RUN) pytest $(TESTS)
+
+check: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(RUN) pytest -q -m "not gpu and not slow and not ray"
+
+env: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "loraplex needs Python 3.11 or newer, %s is %s: make PYTHON=... names another" \
+	  % (sys.executable, sys.version.split()[0]))'
+	@echo "making the environment in $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.made-from-*
+	@touch $@
+
+# Pins what pyproject.toml resolves to today. A build's local version (+cpu) is not part of it.
+lock:
+	@$(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip install --quiet \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) ".[quickstart,test]" setuptools
+	@{ sed '/^[^#]/,$$d' requirements.lock; \
+	  .venv-lock/bin/python -m pip freeze --all --exclude pip --exclude loraplex \
+	  | sed 's/+cpu$$//' | grep -v '^\(nvidia-\|cuda-\)'; } > .venv-lock/requirements.lock
+	@mv .venv-lock/requirements.lock requirements.lock
+	@rm -r .venv-lock
+
+clean:
+	rm -rf $(VENV) .loraplex build *.egg-info

@@ -1,0 +1,88 @@
+"""What every test gets: seeded random numbers, poisoned memory, and on request a local Ray."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROJECT = Path(__file__).parent.parent
+
+# A test file is an importable module of no package, so children that it starts find ours here.
+os.environ["PYTHONPATH"] = str(PROJECT)
+# A local Ray of our own, whatever the shell points at, and without writing into the home folder.
+os.environ["RAY_ADDRESS"] = ""
+os.environ["RAY_AUTH_MODE"] = "disabled"
+# Several processes of a test share the cores: one that waits must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """`torch.empty` and its kin hand out NaN, so that a row nobody wrote shows.
+
+    Only where torch is loaded: a test of pure code doesn't wait for it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The repository's root."""
+    return PROJECT
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A TCP port of 127.0.0.1 that is free at the time of the call."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    return find
+
+
+@dataclass(frozen=True)
+class RayLocal:
+    """A Ray of this test session with Serve started on it. `url` is Serve's proxy."""
+
+    url: str
+
+
+@pytest.fixture(scope="session")
+def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
+    """One local Ray and Serve for the whole session; each test deploys and deletes its own apps."""
+    import ray  # noqa: PLC0415
+    from ray import serve  # noqa: PLC0415
+
+    port = free_port()
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="serve")
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield RayLocal(url=f"http://127.0.0.1:{port}")
+    serve.shutdown()
+    ray.shutdown()
