@@ -1,4 +1,4 @@
-"""Makes `heldout.json`: what transformers + PEFT answer, alone and in fp32, to the held-out prompts.
+"""Makes `heldout.json`: what transformers + PEFT answer to the held-out prompts, alone, in fp32.
 
 Every prompt of `prompts.json` goes to each of the quickstart's adapters and to the base, one at a
 time, greedily. Run it once, when the model or an adapter changes (about ten minutes on two cores):
