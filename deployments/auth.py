@@ -1,0 +1,64 @@
+"""API keys: how they are made, read from a request, and whom they stand for."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.errors import PermissionDenied, Unauthenticated
+from engine.types import Tenant
+
+KEY_PREFIX = "lp-"
+MAX_KEY_CHARS = 256
+
+RandomBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records."""
+
+    tenant: Tenant | None
+    hint: str
+
+    def as_tenant(self) -> Tenant:
+        """Raises PermissionDenied for an admin key."""
+        if self.tenant is None:
+            raise PermissionDenied("An admin key serves no tenant. Use one of a tenant's keys.")
+        return self.tenant
+
+    def as_admin(self) -> Caller:
+        """Raises PermissionDenied for a tenant's key."""
+        if self.tenant is not None:
+            raise PermissionDenied("This needs an admin key.")
+        return self
+
+
+def new_key(random_bytes: RandomBytes = secrets.token_bytes) -> str:
+    """A fresh key: `lp-` and 32 random bytes. Shown once; only its sha256 is kept."""
+    return KEY_PREFIX + base64.urlsafe_b64encode(random_bytes(32)).rstrip(b"=").decode()
+
+
+def key_hint(key: str) -> str:
+    """Enough of a key to tell it from others, too little to guess it."""
+    return f"{key[:7]}..."
+
+
+def bearer_key(authorization: str | None) -> str:
+    """The key in an Authorization header. Raises Unauthenticated."""
+    if not authorization:
+        raise Unauthenticated(
+            "No API key. Send it as 'Authorization: Bearer lp-...'.", code="missing_api_key"
+        )
+    scheme, _, key = authorization.partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
+        raise Unauthenticated("The Authorization header must read 'Bearer lp-...'.")
+    return key
+
+
+def wrong_key() -> Unauthenticated:
+    """The same words for a key that never was and one that was revoked."""
+    return Unauthenticated("Incorrect API key. It is unknown or was revoked.")

@@ -1,0 +1,148 @@
+"""The ingress's local copy of the registry: keys to callers, model names to adapter versions.
+
+Changes are fetched every `poll_s`, so a revoked key serves nothing after about that long. What the
+copy doesn't know is looked up once in the registry itself; "not there" is remembered for a second.
+While the registry can't be reached the copy goes on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from deployments.auth import Caller, wrong_key
+from deployments.directory import Directory, pick_version, split_model
+from deployments.registry.records import AdapterRecord, adapter_key, key_key, tenant_key
+from deployments.registry.registry import Event, Gone, Registry
+from engine.errors import LoraplexError, NotFound, PermissionDenied
+from engine.types import AdapterRef
+
+logger = logging.getLogger(__name__)
+MAX_ABSENT = 10_000
+
+
+class Catalog:
+    """Blocking registry calls are made from threads; all else runs on the event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        clock: Callable[[], float],
+        poll_s: float = 0.25,
+        negative_ttl_s: float = 1.0,
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._poll_s = poll_s
+        self._negative_ttl_s = negative_ttl_s
+        self._directory = Directory()
+        self._rev: int | None = None
+        self._absent: OrderedDict[str, float] = OrderedDict()
+        self._refreshed_s = float("-inf")
+
+    @property
+    def age_s(self) -> float:
+        """How old the copy is."""
+        return self._clock() - self._refreshed_s
+
+    async def refresh(self) -> None:
+        """Fetch what changed. Raises Unavailable when the registry can't be reached."""
+        began = self._clock()
+        if self._rev is not None:
+            changes = await asyncio.to_thread(self._registry.changes, self._rev)
+            if not isinstance(changes, Gone):
+                for event in changes.events:
+                    self._apply(event)
+                self._rev, self._refreshed_s = changes.rev, began
+                return
+        listing = await asyncio.to_thread(self._registry.list, "")
+        self._directory.clear()
+        for entry in listing.entries:
+            self._apply(Event(entry.key, entry.value, entry.rev))
+        self._rev, self._refreshed_s = listing.rev, began
+
+    async def run(self) -> None:
+        """Refresh for ever."""
+        while True:
+            try:
+                await self.refresh()
+            except LoraplexError as error:
+                logger.warning("registry: %s", error.message)
+            except Exception:
+                logger.exception("a change of the registry can't be taken over")
+            await asyncio.sleep(self._poll_s)
+
+    async def caller(self, secret: str) -> Caller:
+        """Raises Unauthenticated for an unknown or revoked key, PermissionDenied for a suspended
+        tenant's."""
+        where = key_key(secret)
+        record = self._directory.key(where)
+        if record is None and await self._look_up(where):
+            record = self._directory.key(where)
+        if record is None or record.revoked_s is not None:
+            raise wrong_key()
+        if record.tenant is None:
+            return Caller(None, record.hint)
+        where = tenant_key(record.tenant)
+        tenant = self._directory.tenant(where)
+        if tenant is None and await self._look_up(where):
+            tenant = self._directory.tenant(where)
+        if tenant is None:
+            raise wrong_key()
+        if tenant.suspended:
+            raise PermissionDenied(f"Tenant {tenant.id} is suspended.", code="tenant_suspended")
+        return Caller(tenant.tenant(), record.hint)
+
+    async def resolve(self, model: str, tenant: str) -> AdapterRef:
+        """The version that `model` means for `tenant`.
+
+        Raises NotFound, in the same words whether it doesn't exist, was retired, can't be a name or
+        is another tenant's.
+        """
+        parts = split_model(model, tenant)
+        if parts is None:
+            raise unknown_model(model)
+        name, version = parts
+        ref = pick_version(self._directory.adapter(tenant, name), version)
+        if ref is None and await self._look_up(adapter_key(tenant, name)):
+            ref = pick_version(self._directory.adapter(tenant, name), version)
+        if ref is None:
+            raise unknown_model(model)
+        return ref
+
+    def adapters(self, tenant: str | None = None) -> Iterator[AdapterRecord]:
+        return self._directory.adapters(tenant)
+
+    async def _look_up(self, key: str) -> bool:
+        """Ask the registry itself, unless it said so within the last second."""
+        now = self._clock()
+        if self._absent.get(key, float("-inf")) > now:
+            return False
+        entry = await asyncio.to_thread(self._registry.get, key)
+        if entry is not None:
+            self._apply(Event(entry.key, entry.value, entry.rev))
+        # Also what was there but didn't serve (a retired name) is not asked for again at once.
+        self._absent[key] = now + self._negative_ttl_s
+        self._absent.move_to_end(key)
+        while len(self._absent) > MAX_ABSENT:
+            self._absent.popitem(last=False)
+        return entry is not None
+
+    def _apply(self, event: Event) -> None:
+        """One record that can't be read holds up none of the others."""
+        self._absent.pop(event.key, None)
+        try:
+            self._directory.apply(event)
+        except (ValueError, KeyError, TypeError):
+            logger.exception("record %s can't be read", event.key)
+
+
+def unknown_model(model: str) -> NotFound:
+    return NotFound(
+        f"The model '{model[:200]}' does not exist or you do not have access to it.",
+        code="model_not_found",
+        param="model",
+    )

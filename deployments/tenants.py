@@ -1,0 +1,92 @@
+"""Tenants and their keys in the registry. Blocking; an event loop calls it from a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from deployments.auth import RandomBytes, key_hint, new_key
+from deployments.registry.records import (
+    KEYS,
+    TENANTS,
+    KeyRecord,
+    Role,
+    TenantRecord,
+    check_name,
+    hash_key,
+    tenant_key,
+)
+from deployments.registry.registry import ABSENT, Registry
+from engine.errors import Conflict, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """A tenant and the hints of its good keys."""
+
+    record: TenantRecord
+    keys: tuple[str, ...]
+
+
+class Tenants:
+    """clock: Unix seconds. random_bytes: what keys are made of."""
+
+    def __init__(
+        self, registry: Registry, *, clock: Callable[[], float], random_bytes: RandomBytes
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._random_bytes = random_bytes
+
+    def create(self, record: TenantRecord) -> tuple[TenantRecord, str]:
+        """The new tenant and its first key. Raises InvalidRequest, Conflict."""
+        check_name(record.id, "tenant")
+        record = replace(record, created_s=self._clock())
+        try:
+            self._registry.put(record.key, record.to_value(), ABSENT)
+        except Conflict:
+            raise Conflict(f"Tenant {record.id} exists already.", param="tenant") from None
+        return record, self._add_key(Role.TENANT, record.id)
+
+    def rotate_key(self, tenant: str) -> str:
+        """A new key in the place of all that the tenant has. Raises NotFound."""
+        self.get(tenant)
+        key = self._add_key(Role.TENANT, tenant)
+        for record, rev in self._keys():
+            good = record.tenant == tenant and record.revoked_s is None
+            if good and record.sha256 != hash_key(key):
+                revoked = replace(record, revoked_s=self._clock())
+                self._registry.put(record.key, revoked.to_value(), rev)
+        return key
+
+    def get(self, tenant: str) -> TenantRecord:
+        entry = self._registry.get(tenant_key(check_name(tenant, "tenant")))
+        if entry is None:
+            raise NotFound(f"There is no tenant {tenant}.", param="tenant")
+        return TenantRecord.from_value(entry.value)
+
+    def views(self) -> list[TenantView]:
+        """All, by id."""
+        hints: dict[str, list[str]] = {}
+        for key, _ in self._keys():
+            if key.tenant is not None and key.revoked_s is None:
+                hints.setdefault(key.tenant, []).append(key.hint)
+        records = [TenantRecord.from_value(e.value) for e in self._registry.list(TENANTS).entries]
+        return [TenantView(r, tuple(sorted(hints.get(r.id, ())))) for r in records]
+
+    def create_admin_key(self) -> str:
+        return self._add_key(Role.ADMIN, None)
+
+    def add_key(self, tenant: str) -> str:
+        """Another key, beside those that the tenant has. Raises NotFound."""
+        return self._add_key(Role.TENANT, self.get(tenant).id)
+
+    def _add_key(self, role: Role, tenant: str | None) -> str:
+        key = new_key(self._random_bytes)
+        record = KeyRecord(hash_key(key), role, tenant, key_hint(key), self._clock())
+        self._registry.put(record.key, record.to_value(), ABSENT)
+        return key
+
+    def _keys(self) -> list[tuple[KeyRecord, int]]:
+        entries = self._registry.list(KEYS).entries
+        return [(KeyRecord.from_value(e.value), e.rev) for e in entries]

@@ -1,0 +1,52 @@
+"""Text to token ids, on the ingress. Short texts at once, long ones off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.errors import LoraplexError
+
+
+class Tokeniser:
+    """The model's tokenizer.json. Tokenising lets other threads run, so a long text in `executor`
+    doesn't hold up the event loop.
+
+    inline_chars  texts up to this long are tokenised in place
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, executor: Executor | None = None, inline_chars: int = 2000
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._executor = executor
+        self._inline_chars = inline_chars
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, executor: Executor | None = None, inline_chars: int = 2000
+    ) -> Tokeniser:
+        """Raises LoraplexError when the folder has no readable tokenizer.json."""
+        path = folder / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise LoraplexError(f"{path} can't be read: {error}") from None
+        return cls(tokenizer, executor=executor, inline_chars=inline_chars)
+
+    async def encode(self, text: str, *, special_tokens: bool) -> tuple[int, ...]:
+        """`special_tokens`: add those that the tokenizer puts around a text; a rendered chat
+        template has its own."""
+        if len(text) <= self._inline_chars:
+            return self._encode(text, special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._encode, text, special_tokens)
+
+    def _encode(self, text: str, special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
