@@ -1,0 +1,251 @@
+"""The router as Ray Serve runs it, one in each ingress process. The only file here that knows Ray.
+
+It feeds events to the pure parts (`Fleet`, `Ring`, `LoadTable`, `PlacementPolicy`) and carries out
+their decision. `_choose_replica_for_request` is overridden, not `choose_replicas` alone, so that
+pick and send happen in one step of the event loop: in the base class a burst is routed before any
+of it is counted, and concurrent calls inside one client request, which share an id, wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from router.fleet import Fleet, Member
+from router.load import LoadTable
+from router.placement import Placement, PlacementPolicy, Reason
+from router.ring import Ring
+
+logger = logging.getLogger("ray.serve.loraplex.router")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """`request_router_kwargs`. min_bound None: a quarter of a replica's rows, as it reports them.
+
+    report_s  seconds between two log lines of the counters
+    """
+
+    load_factor: float = 1.25
+    vnodes: int = 100
+    min_bound: int | None = None
+    report_s: float = 60.0
+
+    def policy(self, rows: int | None) -> PlacementPolicy:
+        """The policy for replicas of `rows` rows (None while nobody has said)."""
+        min_bound = self.min_bound
+        if min_bound is None:
+            min_bound = max(1, math.ceil((rows or 1) / 4))
+        return PlacementPolicy(self.load_factor, min_bound)
+
+
+@dataclass(slots=True)
+class RouterCounters:
+    """Totals since the router's start. `waited` requests found every replica full at first."""
+
+    placed: Counter[Reason] = field(default_factory=Counter)
+    waited: int = 0
+    num_picks: int = 0
+    pick_s: float = 0.0
+
+    def __str__(self) -> str:
+        reasons = ", ".join(
+            f"{reason} {self.placed[reason]}" for reason in Reason if reason in self.placed
+        )
+        mean_us = 1e6 * self.pick_s / max(1, self.num_picks)
+        return f"placed: {reasons or 'none'}; waited {self.waited}; {mean_us:.1f} us a pick"
+
+
+class AdapterRouter(RequestRouter):
+    """Keeps each adapter's traffic on few replicas.
+
+    A handle call carries the ring key (`tenant/name`) as `session_id` and the version's `ref.key`
+    as `multiplexed_model_id`; both empty for the base model. `counters` says why requests went
+    where they went.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        clock: Callable[[], float] = kwargs.get("get_curr_time_s") or time.monotonic
+        self.counters = RouterCounters()
+        self._clock = clock
+        self._last_report = clock()
+        self._loads = LoadTable(clock)
+        self._fleet = Fleet(())
+        self._by_id: dict[str, RunningReplica] = {}
+        self._freed = asyncio.Event()
+        self._line = asyncio.Lock()
+        self._num_waiting = 0
+        self._probe: asyncio.Task[Any] | None = None
+        self._revival: asyncio.Task[None] | None = None
+        self.initialize_state()
+
+    def initialize_state(self, **request_router_kwargs: Any) -> None:
+        """Takes `request_router_kwargs`. Raises TypeError or ValueError for what it can't use."""
+        self._options = RouterOptions(**request_router_kwargs)
+        self._policy = self._options.policy(None)
+        self._ring = Ring((), vnodes=self._options.vnodes)
+
+    # Membership -------------------------------------------------------------------------------
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._refresh()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._refresh()
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """Skips the replica until a probe gets through; trying it again at once would spin."""
+        super().on_replica_actor_unavailable(replica_id)
+        self._loads.mark_down(replica_id.unique_id)
+        if self._revival is None or self._revival.done():
+            self._revival = self._event_loop.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        attempt = 0
+        while down := [r for id_, r in self._by_id.items() if self._loads.is_down(id_)]:
+            await self._backoff(attempt)
+            await self._probe_queue_lens(down, attempt)
+            attempt += 1
+
+    def _refresh(self) -> None:
+        """Takes over who is there. Never raises: Ray would stop sending updates for good."""
+        try:
+            self._rebuild()
+        except Exception:
+            logger.exception("could not rebuild the ring; the old one stays")
+        self._by_id = {id_.unique_id: replica for id_, replica in self._replicas.items()}
+        self._loads.set_members(
+            {id_: cap for id_, cap in self._fleet.caps.items() if id_ in self._by_id}
+        )
+        self._freed.set()
+
+    def _rebuild(self) -> None:
+        fleet = Fleet(_describe(replica) for replica in self._replicas.values())
+        policy = self._options.policy(fleet.rows)
+        if fleet.slots.keys() != self._fleet.slots.keys():
+            self._ring = Ring(fleet.slots, vnodes=self._options.vnodes, previous=self._ring)
+            logger.info("ring of %d slots, %s", len(self._ring), ", ".join(self._ring.slots[:16]))
+        self._fleet, self._policy = fleet, policy
+
+    # Loads ------------------------------------------------------------------------------------
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._loads.sent(replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._loads.completed(replica_id.unique_id)
+        self._freed.set()
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._loads.report(replica_id.unique_id, num_ongoing_requests)
+
+    async def _probe_queue_lens(
+        self, replicas: list[RunningReplica], backoff_index: int
+    ) -> list[tuple[RunningReplica, int | None]]:
+        answers: list[tuple[RunningReplica, int | None]] = await super()._probe_queue_lens(
+            replicas, backoff_index
+        )
+        for replica, num_ongoing in answers:
+            if num_ongoing is not None:
+                self._loads.report(replica.replica_id.unique_id, num_ongoing)
+        self._freed.set()
+        return answers
+
+    # Choosing ---------------------------------------------------------------------------------
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """Answers at once unless every replica is full. The caller sends in the same step."""
+        replica = None if self._num_waiting else self._pick(pending_request)
+        if replica is None:
+            replica = await self._wait_for_room(pending_request)
+        self._record_queue_wait_time(pending_request)
+        return replica
+
+    async def _wait_for_room(self, pending_request: PendingRequest) -> RunningReplica:
+        """Waits in line, first come first served: one at the head tries, the others sleep."""
+        self.counters.waited += 1
+        self._num_waiting += 1
+        try:
+            async with self._line:
+                attempt = 0
+                while (replica := self._pick(pending_request)) is None:
+                    await self._change(attempt)
+                    attempt += 1
+                return replica
+        finally:
+            self._num_waiting -= 1
+
+    async def _change(self, attempt: int) -> None:
+        """Until something may have changed: a completion, a report, a new member, or a backoff.
+
+        Other routers' completions can't be seen from here, so a backoff that runs out asks the
+        replicas; their answers are the next change.
+        """
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(self._compute_backoff_s(attempt)):
+                await self._freed.wait()
+        except TimeoutError:
+            if self._by_id and (self._probe is None or self._probe.done()):
+                replicas = list(self._by_id.values())
+                self._probe = self._event_loop.create_task(
+                    self._probe_queue_lens(replicas, attempt)
+                )
+
+    def _pick(self, pending_request: PendingRequest) -> RunningReplica | None:
+        began = time.perf_counter()
+        placement = self._place(pending_request)
+        self.counters.num_picks += 1
+        self.counters.pick_s += time.perf_counter() - began
+        if placement.replica is None:
+            return None
+        self.counters.placed[placement.reason] += 1
+        if self._clock() - self._last_report >= self._options.report_s:
+            self._last_report = self._clock()
+            logger.info("%s", self.counters)
+        return self._by_id[placement.replica]
+
+    def _place(self, pending_request: PendingRequest) -> Placement:
+        metadata = pending_request.metadata
+        if not metadata.session_id:
+            tie = crc32(metadata.internal_request_id.encode())
+            return self._policy.place_base(self._loads, tie)
+        slots, fleet = self._fleet.slots, self._fleet
+        walk = [slots[slot] for slot in self._ring.walk(metadata.session_id)]
+        ref_key = metadata.multiplexed_model_id
+        return self._policy.place(walk, self._loads, lambda replica: fleet.holds(replica, ref_key))
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """One rank. Serves only callers that pick without sending; never an empty answer."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        replica = self._pick(pending_request)
+        return [candidate_replicas if replica is None else [replica]]
+
+
+def _describe(replica: RunningReplica) -> Member:
+    return Member(
+        replica=replica.replica_id.unique_id,
+        cap=replica.max_ongoing_requests,
+        stats=replica.routing_stats or {},
+        metadata=replica.replica_metadata or {},
+    )
