@@ -1,4 +1,4 @@
-"""What a replica needs to know: plain values that Ray pickles. `deployments/config.py` builds it."""
+"""What a replica needs to know: plain values that Ray pickles, built by `deployments/config.py`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class ReplicaConfig:
     tokenizer_path     the model's tokenizer.json
     base_revision      what adapters and cached prefixes are bound to
     stream_interval_s  under load, a stream's tokens are joined for up to so long; 0: never
-    free_rate          messages a second, over all streams, below which nothing is joined; at twice
+    free_rate          events a second, over all streams, below which nothing is joined; at twice
                        that, for the whole `stream_interval_s`
     startup_timeout_s  the core must be ready by then
     stall_s            a core silent for so long is unhealthy (it reports once a second at least,
                        but for a step longer than that)
-    drain_s            after the core's death, how long error events may take to leave
+    drain_s            after the core's death, how long error events may take to be picked up
     """
 
     engine: EngineConfig
@@ -29,4 +29,4 @@ class ReplicaConfig:
     free_rate: float = 400.0
     startup_timeout_s: float = 600.0
     stall_s: float = 30.0
-    drain_s: float = 0.4
+    drain_s: float = 0.3

@@ -83,6 +83,15 @@ class Channel:
             frames, self._inbox = self._inbox, deque()
         return [pickle.loads(frame) for frame in frames]
 
+    def receive(self) -> Any:
+        """Wait for the next message alone. Raises ChannelClosed where none will come."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: bool(self._inbox) or self._closed)
+            if not self._inbox:
+                raise ChannelClosed("The peer of this channel is gone.")
+            frame = self._inbox.popleft()
+        return pickle.loads(frame)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to take or the channel is closed; False after `timeout`
         seconds."""

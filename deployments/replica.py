@@ -1,0 +1,258 @@
+"""The replica actor: streams in front of a core. No torch, no HTTP.
+
+Everything below runs on one event loop. The core's outputs reach it with one wake-up a step,
+however many rows the step had, and are turned into text here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from deployments.calls import Call, Pace
+from deployments.children import CORE, LOADER, Children
+from deployments.detokenise import Vocabulary
+from deployments.replica_config import ReplicaConfig
+from deployments.streams import Event, Stream, error_event
+from engine.errors import (
+    InvalidRequest,
+    LoraplexError,
+    ReplicaLost,
+    RequestTimeout,
+    Unavailable,
+)
+from engine.messages import Abort, CoreStats, Input, Output, Residency, Submit
+from engine.types import FinishReason, Request
+
+log = logging.getLogger("loraplex.replica")
+
+CALL_VERSION = 1
+LOST = ReplicaLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
+
+
+class Replica:
+    """One replica of the model. Ray Serve calls it; so can a test, without Ray.
+
+    clock         seconds, monotonic
+    slot          this replica's rank among the replicas
+    leave         ends this process at once; called after the core's death
+    core, loader  as in `Children`
+    """
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        slot: Callable[[], int] | None = None,
+        leave: Callable[[int], object] = os._exit,
+        core: str = CORE,
+        loader: str = LOADER,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._slot = slot or serve_rank
+        self._leave = leave
+        model = dataclasses.replace(config.engine.model, revision=config.base_revision)
+        engine = dataclasses.replace(config.engine, model=model)
+        self._children = Children(engine, self._output, self._core_died, core=core, loader=loader)
+        self._pace = Pace(config.stream_interval_s, config.free_rate, clock)
+        self._vocabulary = Vocabulary.load(config.tokenizer_path)
+        self._streams: dict[str, tuple[Stream, Call]] = {}
+        self._num_calls = 0
+        self._serials = itertools.count()
+        self._starting: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._dead = False
+        self._heard_s = 0.0
+        self._residency = Residency()
+        self._stats: CoreStats | None = None
+
+    async def start(self) -> None:
+        """Start the children, once however often it is called. Raises the core's complaint."""
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        ready = await self._children.start(self._config.startup_timeout_s)
+        self._heard_s = self._clock()
+        log.info(
+            "Core ready after %.1f s: %d pages of %d bytes.",
+            ready.startup_s,
+            ready.num_pages,
+            ready.page_bytes,
+        )
+
+    # Calls --------------------------------------------------------------------------------------
+    async def generate(self, call: Mapping[str, Any]) -> AsyncIterator[list[Event]]:
+        """Answer one client request: lists of events as in `deployments.streams`.
+
+        call  {"v": 1, "requests": [Request.to_wire(), ...], "deadline_s": seconds from now}
+
+        Nothing is raised for what goes wrong with a request: its stream ends with an error event.
+        When the caller goes away, what is unfinished is aborted in the core.
+        """
+        try:
+            await self.start()
+            requests = self._requests(call)
+        except LoraplexError as error:
+            num = len(call.get("requests", ())) or 1
+            yield [error_event(i, error.info()) for i in range(num)]
+            return
+        loop = asyncio.get_running_loop()
+        streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
+        open_call = Call(streams, self._pace, loop)
+        if self._dead:
+            self._fail(open_call, LOST)
+        else:
+            self._submit(open_call)
+        timer = loop.call_later(call["deadline_s"], self._fail, open_call, _late(call))
+        self._num_calls += 1
+        try:
+            while not open_call.done:
+                yield await open_call.next()
+        finally:
+            self._num_calls -= 1
+            timer.cancel()
+            self._abandon(open_call)
+
+    def _requests(self, call: Mapping[str, Any]) -> list[Request]:
+        """Under ids of our own: two clients may send the same x-request-id at once."""
+        serial = next(self._serials)
+        return [dataclasses.replace(r, id=f"{serial}:{r.id}") for r in read_call(call)]
+
+    def _submit(self, call: Call) -> None:
+        for stream in call.streams:
+            self._streams[stream.request.id] = (stream, call)
+        self._children.submit(Submit(stream.request) for stream in call.streams)
+
+    def _abandon(self, call: Call) -> None:
+        """Abort what the core still works on for this call."""
+        unfinished = [s.request.id for s in call.streams if s.request.id in self._streams]
+        for request_id in unfinished:
+            del self._streams[request_id]
+        self._children.submit(Abort(request_id) for request_id in unfinished)
+
+    def _fail(self, call: Call, error: LoraplexError) -> None:
+        """End what is unfinished of this call with an error."""
+        for stream in call.streams:
+            if not stream.done:
+                call.put(stream.fail(error.info()))
+        self._abandon(call)
+
+    # The core -----------------------------------------------------------------------------------
+    def _output(self, output: Output) -> None:
+        self._heard_s = self._clock()
+        self._residency = output.residency or self._residency
+        self._stats = output.stats or self._stats
+        stops: list[Input] = []
+        for part in output.sequences:
+            known = self._streams.get(part.request_id)
+            if known is None:  # it was aborted while this was on its way
+                continue
+            stream, call = known
+            event = stream.feed(part)
+            if event is not None:
+                call.put(event)
+            if stream.done:
+                del self._streams[part.request_id]
+            if stream.stopped:
+                stops.append(Abort(part.request_id, FinishReason.STOP))
+        self._children.submit(stops)
+
+    def _core_died(self) -> None:
+        """Every stream gets its error event; once those are out, this process ends, so that Ray
+        replaces the whole and nothing of the old one keeps memory."""
+        self._dead = True
+        for call in {id(call): call for _, call in self._streams.values()}.values():
+            self._fail(call, LOST)
+        self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
+
+    async def _leave_soon(self) -> None:
+        """The events have left our hands when no call is open; Ray then still sends the last."""
+        until = self._clock() + self._config.drain_s
+        while self._num_calls and self._clock() < until:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(self._config.drain_s / 2)
+        self._leave(1)
+
+    # What Ray asks ------------------------------------------------------------------------------
+    async def check_health(self) -> None:
+        """Raises Unavailable where the core is gone or silent. The first call starts everything."""
+        await self.start()
+        if self._dead:
+            raise Unavailable("The core died; this replica is about to end.")
+        silent_s = self._clock() - self._heard_s
+        if silent_s > self._config.stall_s:
+            raise Unavailable(f"The core has said nothing for {silent_s:.1f} s.")
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """For the router: the slot on the ring, the rows, and what is resident where."""
+        return {
+            "slot": self._slot(),
+            "rows": self._config.engine.schedule.max_seqs,
+            **_residency(self._residency),
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the autoscaler: shares of rows and pages in use, and requests that wait."""
+        if self._stats is None:
+            return {"row_util": 0.0, "page_util": 0.0, "waiting": 0.0}
+        stats, rows = self._stats, self._config.engine.schedule.max_seqs
+        return {
+            "row_util": stats.num_running / rows,
+            "page_util": 1.0 - stats.free_pages / max(1, stats.num_pages),
+            "waiting": float(stats.num_waiting + stats.num_warming),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """For `/ready` and `loraplex adapters show`: plain values."""
+        started = self._starting is not None and self._starting.done()
+        return {
+            "ready": started and not self._dead,
+            "pids": {"replica": os.getpid(), **self._children.pids},
+            "residency": _residency(self._residency),
+            "stats": None if self._stats is None else dataclasses.asdict(self._stats),
+        }
+
+    def shutdown(self) -> None:
+        """End the children; blocks until no process is left. Idempotent."""
+        self._children.close()
+
+    def __del__(self) -> None:
+        """Ray Serve calls this after draining, when a replica is taken away."""
+        if hasattr(self, "_children"):
+            self.shutdown()
+
+
+def serve_rank() -> int:
+    """This replica's rank as Ray Serve has it now; it may change while the replica lives."""
+    from ray import serve  # noqa: PLC0415  so that tests of streams and children need no Ray
+
+    rank: int = serve.get_replica_context().rank.rank
+    return rank
+
+
+def read_call(call: Mapping[str, Any]) -> list[Request]:
+    """Raises InvalidRequest for a call of another release."""
+    if call.get("v") != CALL_VERSION:
+        raise InvalidRequest(f"Call version {call.get('v')} is not {CALL_VERSION}.")
+    try:
+        return [Request.from_wire(wire) for wire in call["requests"]]
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _late(call: Mapping[str, Any]) -> RequestTimeout:
+    return RequestTimeout(f"The request did not finish within {call['deadline_s']:g} s.")
+
+
+def _residency(residency: Residency) -> dict[str, list[str]]:
+    return {tier: list(keys) for tier, keys in dataclasses.asdict(residency).items()}
