@@ -18,8 +18,9 @@ class Rate:
         self._earlier = math.inf
 
     def begin(self, now: float) -> None:
-        """A busy period begins. The last one's rate stays as a first guess."""
-        self._earlier = self.per_second(now)
+        """A busy period begins. The last one, up to its last event, stays as a first guess."""
+        if self._events:
+            self._earlier = self.per_second(self._events[-1][0])
         self._events.clear()
         self._since = now
 
@@ -28,16 +29,17 @@ class Rate:
         self._events.append((now, num))
 
     def per_second(self, now: float) -> float:
-        """The measured rate, > 0. Without an event in the window: at most one in that time, and no
-        more than in the busy period before. `math.inf` if nothing is known at all."""
+        """The measured rate, > 0. Where nothing has happened in the window: at most one event in
+        the time since the last, and no more than in the busy period before. `math.inf` while
+        nothing at all is known."""
         start = max(self._since, now - self._window_s)
         if len(self._events) == _KEPT:
             start = max(start, self._events[0][0])
-        elapsed = now - start
-        if elapsed <= 0:
-            return self._earlier
         num = sum(n for time, n in self._events if time >= start)
-        return num / elapsed if num else min(self._earlier, 1 / elapsed)
+        if num and now > start:
+            return num / (now - start)
+        quiet_s = now - (self._events[-1][0] if self._events else self._since)
+        return min(self._earlier, 1 / quiet_s) if quiet_s > 0 else self._earlier
 
     def seconds_for(self, num: int, now: float) -> float:
         """How long the next `num` events take at the measured rate."""

@@ -1,0 +1,293 @@
+"""The Ray-facing router with scripted replicas, in one event loop and without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
+from ray.serve.request_router import PendingRequest, ReplicaID
+
+from router.placement import Reason
+from router.request_router import AdapterRouter
+
+DEPLOYMENT = DeploymentID(name="Replica", app_name="test")
+
+
+class ScriptedReplica:
+    """Stands for Ray's `RunningReplica`: what it publishes, and what a probe of it answers."""
+
+    def __init__(self, name: str, slot: int | None, *, cap: int = 64) -> None:
+        self.replica_id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+        self.max_ongoing_requests = cap
+        self.routing_stats: object = {} if slot is None else {"slot": slot, "rows": 4}
+        self.replica_metadata: dict[str, object] = {}
+        self.num_ongoing = 0
+        self.reachable = True
+        self.num_probes = 0
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        self.num_probes += 1
+        if not self.reachable:
+            raise ActorUnavailableError("unreachable", None)
+        return self.num_ongoing
+
+
+class Harness:
+    """The router and what Ray's caller does around it."""
+
+    def __init__(self, num_replicas: int, *, cap: int = 64, **kwargs: object) -> None:
+        self.router = AdapterRouter(
+            deployment_id=DEPLOYMENT,
+            handle_source=DeploymentHandleSource.REPLICA,
+            use_replica_queue_len_cache=True,
+            initial_backoff_s=0.001,
+            max_backoff_s=0.01,
+        )
+        self.router.initialize_state(**kwargs)
+        self.replicas = [ScriptedReplica(f"r{i}", i, cap=cap) for i in range(num_replicas)]
+        self.router.update_replicas(self.replicas)
+
+    async def send(self, key: str = "", ref_key: str = "", request_id: str = "id") -> str:
+        """Chooses and counts as sent, in one step as Ray's caller does."""
+        metadata = RequestMetadata(
+            request_id=request_id,
+            internal_request_id=request_id,
+            session_id=key,
+            multiplexed_model_id=ref_key,
+        )
+        pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
+        replica = await self.router._choose_replica_for_request(pending)
+        self.router.on_send_request(replica.replica_id)
+        return replica.replica_id.unique_id
+
+    def complete(self, name: str) -> None:
+        self.router.on_request_completed(self.id_of(name), "id")
+
+    @staticmethod
+    def id_of(name: str) -> ReplicaID:
+        return ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+
+    def check(self) -> None:
+        self.router._loads.check()
+        self.router._fleet.check()
+        self.router._ring.check()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def probed(replica: ScriptedReplica, times: int = 3) -> None:
+    """The router has looked for room so often since."""
+    seen = replica.num_probes
+    await until(lambda: replica.num_probes >= seen + times)
+
+
+async def test_an_idle_fleet_keeps_each_adapter_on_one_replica() -> None:
+    fleet = Harness(4)
+    homes: dict[str, set[str]] = {}
+    for _ in range(3):
+        for i in range(100):
+            name = await fleet.send(f"t/{i}")
+            homes.setdefault(f"t/{i}", set()).add(name)
+            fleet.complete(name)
+    assert all(len(home) == 1 for home in homes.values())
+    assert fleet.router.counters.placed == {Reason.OWNER: 300}
+    fleet.check()
+
+
+async def test_a_burst_for_one_adapter_stays_within_the_bound() -> None:
+    fleet = Harness(4, min_bound=1)
+    placed = Counter(await asyncio.gather(*(fleet.send("t/hot") for _ in range(40))))
+    assert max(placed.values()) <= 13
+    fleet.check()
+
+
+async def test_min_bound_is_by_default_a_quarter_of_the_rows() -> None:
+    fleet = Harness(4)
+    for replica in fleet.replicas:
+        replica.routing_stats = {**replica.routing_stats, "rows": 32}
+    fleet.router.update_replicas(fleet.replicas)
+    placed = Counter([await fleet.send("t/hot") for _ in range(9)])
+    assert sorted(placed.values()) == [1, 8]
+
+
+async def test_a_spill_goes_where_the_adapter_is_resident() -> None:
+    fleet = Harness(4, min_bound=1)
+    order = [fleet.router._fleet.slots[s] for s in fleet.router._ring.walk("t/hot")]
+    warm = next(r for r in fleet.replicas if r.replica_id.unique_id == order[2])
+    warm.routing_stats = {**warm.routing_stats, "host": ["t/digest"]}
+    fleet.router.update_replicas(fleet.replicas)
+    assert [await fleet.send("t/hot", "t/digest") for _ in range(2)] == [order[0], order[2]]
+    assert fleet.router.counters.placed[Reason.RESIDENT] == 1
+
+
+async def test_base_requests_spread_over_the_least_loaded() -> None:
+    fleet = Harness(4)
+    placed = Counter([await fleet.send(request_id=f"id-{i}") for i in range(40)])
+    assert set(placed.values()) == {10}
+
+
+async def test_concurrent_calls_that_share_an_id_all_get_a_replica() -> None:
+    fleet = Harness(4, min_bound=1)
+    async with asyncio.timeout(5):
+        placed = await asyncio.gather(*(fleet.send("t/a", request_id="same") for _ in range(40)))
+    assert len(placed) == 40
+
+
+async def test_all_full_waits_and_a_completion_lets_the_first_in_line_through() -> None:
+    fleet = Harness(2, cap=1)
+    for replica in fleet.replicas:
+        replica.num_ongoing = 1
+    held = [await fleet.send("t/a"), await fleet.send("t/a")]
+    done: list[int] = []
+
+    async def wait(index: int) -> None:
+        await fleet.send("t/a")
+        done.append(index)
+
+    waiting = [asyncio.create_task(wait(i)) for i in range(3)]
+    await probed(fleet.replicas[0])
+    assert done == []
+    fleet.complete(held[0])
+    await until(lambda: bool(done))
+    await probed(fleet.replicas[0])
+    assert done == [0]
+    waiting[1].cancel()
+    fleet.complete(held[0])
+    await until(lambda: len(done) == 2)
+    assert done == [0, 2]
+    assert fleet.router._num_waiting == 0
+    assert fleet.router.counters.waited == 3
+    fleet.check()
+
+
+async def test_room_that_only_a_probe_shows_ends_the_wait() -> None:
+    """Another router's request ended: nothing tells us, so we ask."""
+    fleet = Harness(1, cap=1)
+    fleet.replicas[0].num_ongoing = 1
+    fleet.router.on_new_queue_len_info(fleet.replicas[0].replica_id, 1)
+    waiting = asyncio.create_task(fleet.send("t/a"))
+    await probed(fleet.replicas[0])
+    assert not waiting.done()
+    fleet.replicas[0].num_ongoing = 0
+    await until(waiting.done)
+    assert waiting.result() == "r0"
+
+
+async def test_with_no_replica_it_waits_for_one() -> None:
+    fleet = Harness(0)
+    waiting = asyncio.create_task(fleet.send("t/a"))
+    picks = fleet.router.counters
+    await until(lambda: picks.num_picks >= 5)
+    assert not waiting.done()
+    fleet.router.update_replicas([ScriptedReplica("new", 0)])
+    await until(waiting.done)
+    assert waiting.result() == "new"
+
+
+async def test_cancelling_a_wait_leaves_no_trace() -> None:
+    fleet = Harness(1, cap=1)
+    fleet.replicas[0].num_ongoing = 1
+    held = await fleet.send("t/a")
+    waiting = asyncio.create_task(fleet.send("t/a"))
+    await probed(fleet.replicas[0])
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert fleet.router._num_waiting == 0
+    fleet.complete(held)
+    assert await fleet.send("t/a") == held
+    fleet.check()
+
+
+async def test_a_dead_replica_leaves_its_keys_to_the_successor_and_moves_no_other() -> None:
+    fleet = Harness(4)
+    before = {f"t/{i}": fleet.router._ring.walk(f"t/{i}") for i in range(100)}
+    fleet.router.on_replica_actor_died(fleet.id_of("r2"))
+    for key, walk in before.items():
+        name = await fleet.send(key)
+        fleet.complete(name)
+        heir = next(slot for slot in walk if slot != "slot-2")
+        assert name == heir.replace("slot-", "r")
+    fleet.check()
+
+
+async def test_an_unreachable_replica_is_skipped_until_it_answers() -> None:
+    fleet = Harness(2)
+    owner = await fleet.send("t/a")
+    fleet.complete(owner)
+    replica = next(r for r in fleet.replicas if r.replica_id.unique_id == owner)
+    replica.reachable = False
+    fleet.router.on_replica_actor_unavailable(replica.replica_id)
+    assert await fleet.send("t/a") != owner
+    await probed(replica)
+    assert fleet.router._loads.is_down(owner)
+    replica.reachable = True
+    await until(lambda: not fleet.router._loads.is_down(owner))
+    assert await fleet.send("t/a") == owner
+    fleet.check()
+
+
+async def test_a_slot_outlives_its_replica() -> None:
+    fleet = Harness(4)
+    homes = {f"t/{i}": await fleet.send(f"t/{i}") for i in range(40)}
+    for name in homes.values():
+        fleet.complete(name)
+    fleet.router.update_replicas([ScriptedReplica(f"new{i}", i) for i in range(4)])
+    for key, name in homes.items():
+        assert await fleet.send(key) == name.replace("r", "new")
+    fleet.check()
+
+
+class BrokenReplica(ScriptedReplica):
+    """Describing it fails."""
+
+    @property
+    def routing_stats(self) -> object:
+        raise RuntimeError("no stats")
+
+    @routing_stats.setter
+    def routing_stats(self, value: object) -> None:
+        pass
+
+
+async def test_a_rebuild_that_fails_keeps_the_old_ring_less_who_is_gone() -> None:
+    fleet = Harness(2)
+    owner = await fleet.send("t/a")
+    kept = [r for r in fleet.replicas if r.replica_id.unique_id != owner]
+    fleet.router.update_replicas([*kept, BrokenReplica("broken", 1)])
+    assert await fleet.send("t/a") == kept[0].replica_id.unique_id
+    fleet.router.update_replicas(fleet.replicas)
+    assert await fleet.send("t/a") == owner
+    fleet.check()
+
+
+@pytest.mark.parametrize("wrong", [{"load_factor": 0.5}, {"load_facto": 1.5}, {"min_bound": 0}])
+async def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Harness(1, **wrong)
+
+
+async def test_picking_without_sending_answers_one_rank() -> None:
+    fleet = Harness(2)
+    metadata = RequestMetadata(request_id="a", internal_request_id="a", session_id="t/a")
+    pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
+    [[chosen]] = await fleet.router.choose_replicas(fleet.replicas, pending)
+    assert chosen.replica_id.unique_id == await fleet.send("t/a")
+    assert pending.routing_context.should_backoff
+    assert await fleet.router.choose_replicas(fleet.replicas) == [fleet.replicas]
+
+
+async def test_counters_are_logged_as_often_as_asked(caplog) -> None:
+    fleet = Harness(2, report_s=0.0)
+    with caplog.at_level("INFO", logger="ray.serve.loraplex.router"):
+        fleet.router.counters.placed.clear()
+        await fleet.send("t/a")
+    assert "placed: owner 1; waited 0" in caplog.text
