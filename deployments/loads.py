@@ -66,17 +66,19 @@ class Loads:
         self._alive = False
         accused = list(self._running.values())
         self._running.clear()
-        refusals: list[LoadDone] = []
-        for load in reversed(accused):
-            key = load.ref.key
-            self._kills[key] += 1
-            if len(accused) == 1 and self._kills[key] >= self._max_kills:
-                self._refused.add(key)
-                del self._kills[key]
-                refusals.append(_refusal(load))
-            else:
-                self._suspects.appendleft(load)
-        return refusals
+        self._suspects.extendleft(reversed(accused))
+        self._kills.update({load.ref.key for load in accused})
+        if len(accused) != 1 or self._kills[accused[0].ref.key] < self._max_kills:
+            return []
+        return self._refuse(accused[0].ref.key)
+
+    def _refuse(self, key: str) -> list[LoadDone]:
+        self._refused.add(key)
+        del self._kills[key]
+        refused = [x for x in (*self._suspects, *self._waiting) if x.ref.key == key]
+        self._suspects = deque(x for x in self._suspects if x.ref.key != key)
+        self._waiting = deque(x for x in self._waiting if x.ref.key != key)
+        return [_refusal(load) for load in refused]
 
     def fail(self, error: ErrorInfo) -> list[LoadDone]:
         """No loader can be had: answers for all loads, which are forgotten."""
