@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from engine.adapters.digest import Manifest, digest
 from engine.adapters.parts import ModuleParts, check_modules, group_parts, module_shape
@@ -32,15 +33,16 @@ def read_adapter(
     modules: Mapping[str, ModuleParts],
     scales: Mapping[str, float],
     table: ModuleTable,
-    on_tensor: Callable[[str, str], None],
+    on_tensor: Callable[[str, str, Tensor], None],
 ) -> Adapter:
-    """Read `modules`, whose shapes were checked. `on_tensor(name, sha256)` sees each tensor."""
+    """Read `modules`, whose shapes were checked. `on_tensor(name, sha256, tensor)` sees each."""
 
-    def read(name: str) -> torch.Tensor:
+    def read(name: str) -> Tensor:
         data = file.read(name)
-        on_tensor(name, digest(data))
         info = file.tensors[name]
-        return torch.frombuffer(data, dtype=TORCH_DTYPES[info.dtype]).view(info.shape)
+        tensor = torch.frombuffer(data, dtype=TORCH_DTYPES[info.dtype]).view(info.shape)
+        on_tensor(name, digest(data), tensor)
+        return tensor
 
     known = table.by_name()
     weights = {}
@@ -70,10 +72,9 @@ def read_version(file: TensorFile, manifest: Manifest, table: ModuleTable) -> Ad
         stated = manifest.modules[name]
         module_shape(known[name], parts, file.tensors, stated.rank, stated.scale)
 
-    def verify(name: str, sha256: str) -> None:
+    def verify(name: str, sha256: str, _tensor: Tensor) -> None:
         if sha256 != manifest.tensors[name].sha256:
             raise AdapterCorrupt(f"The stored bytes of {name} are not those that were published.")
 
     scales = {name: module.scale for name, module in manifest.modules.items()}
-    adapter = read_adapter(file, modules, scales, table, verify)
-    return adapter
+    return read_adapter(file, modules, scales, table, verify)

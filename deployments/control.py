@@ -1,0 +1,125 @@
+"""The control deployment: publishes and retires adapters, and shows the registry's records.
+
+One replica, with torch on the CPU. Its work blocks on disk and processor, so it runs in threads of
+its own and the replica's event loop stays free. Answers are plain: a record, or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from deployments.config import AppConfig
+from deployments.import_folder import ImportFolder
+from deployments.publisher import Publisher, PublishPolicy, ServedBase
+from deployments.registry import open_registry
+from deployments.registry.records import ADAPTERS, AdapterRecord, adapter_key, check_name
+from deployments.registry.registry import Registry
+from engine.adapters.basecopy import BaseWeights
+from engine.adapters.store import open_store
+from engine.config import EngineConfig
+from engine.errors import LoraplexError, NotFound
+from engine.model.revision import base_revision
+from engine.model.spec import BackboneSpec
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_PUBLISHES = 2
+"""At once: each holds an adapter in memory."""
+
+Answer = dict[str, Any]
+
+
+class Control:
+    """Undecorated, so that tests make one as it is. `clock` gives Unix seconds."""
+
+    def __init__(self, config: AppConfig, clock: Callable[[], float] = time.time) -> None:
+        engine = config.engine_config()
+        spec = BackboneSpec.load(config.base.path)
+        self._registry: Registry = open_registry(config.registry_url)
+        base = ServedBase(
+            name=config.base.name,
+            accepts=frozenset({config.base.name, *config.base.accepts}),
+            revision=base_revision(config.base.path, config.base.revision),
+            table=spec.modules,
+            weights=BaseWeights(config.base.path),
+        )
+        dtype = TORCH_DTYPES[engine.model.dtype]
+        policy = PublishPolicy(dtype, max_adapter_bytes(engine, spec, dtype.itemsize))
+        self._publisher = Publisher(
+            self._registry,
+            open_store(config.store_url),
+            base,
+            policy,
+            ImportFolder(config.import_root),
+            clock,
+        )
+        self._threads = ThreadPoolExecutor(MAX_PUBLISHES, thread_name_prefix="control")
+
+    async def publish(
+        self, tenant: str, name: str, folder: str, by: str, base: str | None = None
+    ) -> Answer:
+        """See `Publisher.publish`. Answers the adapter's record."""
+        return await self._answer(
+            lambda: describe(
+                self._publisher.publish(tenant=tenant, name=name, folder=folder, by=by, base=base)
+            )
+        )
+
+    async def retire(self, tenant: str, name: str, by: str) -> Answer:
+        """See `Publisher.retire`. Answers the adapter's record."""
+        return await self._answer(
+            lambda: describe(self._publisher.retire(tenant=tenant, name=name, by=by))
+        )
+
+    async def show(self, tenant: str, name: str) -> Answer:
+        """Answers one adapter's record, retired versions included."""
+        return await self._answer(functools.partial(self._show, tenant, name))
+
+    async def list(self, tenant: str | None = None) -> Answer:
+        """Answers {"adapters": records}, of one tenant or of all, by tenant and name."""
+        return await self._answer(functools.partial(self._list, tenant))
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._registry.close()
+
+    def _show(self, tenant: str, name: str) -> Answer:
+        check_name(tenant, "tenant")
+        check_name(name, "adapter")
+        entry = self._registry.get(adapter_key(tenant, name))
+        if entry is None:
+            raise NotFound(f"Adapter '{tenant}/{name}' does not exist.", param="adapter")
+        return describe(AdapterRecord.from_value(entry.value))
+
+    def _list(self, tenant: str | None) -> Answer:
+        prefix = ADAPTERS if tenant is None else adapter_key(check_name(tenant, "tenant"), "")
+        entries = self._registry.list(prefix).entries
+        return {"adapters": [describe(AdapterRecord.from_value(entry.value)) for entry in entries]}
+
+    async def _answer(self, work: Callable[[], Answer]) -> Answer:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except LoraplexError as error:
+            return {"error": dataclasses.asdict(error.info())}
+
+
+def describe(record: AdapterRecord) -> Answer:
+    """The record as it is stored, with its status."""
+    return {**record.to_value(), "status": record.status}
+
+
+def max_adapter_bytes(config: EngineConfig, spec: BackboneSpec, itemsize: int) -> int:
+    """What a replica can hold of one adapter: its arena less the reserved page and the KV of one
+    longest sequence, and no more than its host memory."""
+    memory = config.memory
+    page_bytes = spec.kv_bytes_per_token(itemsize) * memory.page_tokens
+    reserve = 1 + -(-config.model.max_model_len // memory.page_tokens)
+    arena = (memory.arena_bytes // page_bytes - reserve) * page_bytes
+    return max(0, min(arena, memory.host_bytes))

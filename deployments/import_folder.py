@@ -1,0 +1,91 @@
+"""Folders that may be published: those below one root, whatever links and dots are in their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.adapters.peft import MAX_CONFIG_BYTES
+from engine.adapters.store import CONFIG, TENSORS
+from engine.errors import AdapterRejected, InvalidRequest, NotFound
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """The two files of a PEFT folder, links resolved."""
+
+    config: Path
+    tensors: Path
+
+    def config_bytes(self) -> bytes:
+        """At most a byte more than any config may have."""
+        try:
+            with self.config.open("rb") as file:
+                return file.read(MAX_CONFIG_BYTES + 1)
+        except OSError as error:
+            raise InvalidRequest(
+                f"{CONFIG} can't be read: {error.strerror}.", param="folder"
+            ) from error
+
+
+class ImportFolder:
+    """`root` None: nothing may be published from a folder."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = None if root is None else root.resolve()
+
+    def files(self, folder: str) -> AdapterFiles:
+        """The adapter in `folder`, given from the root or in full.
+
+        Raises InvalidRequest for what lies elsewhere (in the same words whether or not anything is
+        there), NotFound for a missing folder, AdapterRejected for one without an adapter.
+        """
+        if self._root is None:
+            raise InvalidRequest(
+                "This service has no import root: its operator must set import_root.",
+                code="no_import_root",
+                param="folder",
+            )
+        path = self._inside(self._root / folder)
+        try:
+            if not path.is_dir():
+                raise NotFound("There is no such folder below the import root.", param="folder")
+            return AdapterFiles(self._file(path, CONFIG), self._file(path, TENSORS))
+        except OSError as error:
+            raise InvalidRequest(
+                f"The folder can't be read: {error.strerror}.", param="folder"
+            ) from error
+
+    def _file(self, folder: Path, name: str) -> Path:
+        path = self._inside(folder / name)
+        if path.is_file():
+            return path
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+        if pickles:
+            raise AdapterRejected(
+                f"{pickles[0][:80]} is a pickle, which can run code when it is read. Save the"
+                " adapter again with PEFT's save_pretrained(..., safe_serialization=True).",
+                code="adapter_is_pickle",
+                param="folder",
+            )
+        raise AdapterRejected(
+            f"The folder has no file {name}. Publish a folder that PEFT saved.",
+            code="adapter_incomplete",
+            param="folder",
+        )
+
+    def _inside(self, path: Path) -> Path:
+        assert self._root is not None
+        try:
+            resolved = path.resolve()
+        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
+            resolved = None
+        if resolved is None or not resolved.is_relative_to(self._root):
+            raise InvalidRequest(
+                "The folder is not below this service's import root.",
+                code="outside_import_root",
+                param="folder",
+            )
+        return resolved

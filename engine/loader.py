@@ -1,0 +1,227 @@
+"""The loader process: fetches versions, verifies them and lays them into shared host memory.
+
+`python -m engine.loader --fd N --host-fd M --liveness-fd K`. It reads `Load` messages and answers
+each with one `LoadDone`. It decides nothing: which version, when and where to is the core's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from engine.adapters.digest import Manifest, digest
+from engine.adapters.disk import DiskTier
+from engine.adapters.layout import AdapterLayout
+from engine.adapters.reading import AdapterCorrupt, read_version
+from engine.adapters.store import (
+    MANIFEST,
+    TENSORS,
+    ObjectMissing,
+    ObjectStore,
+    object_prefix,
+    open_store,
+)
+from engine.adapters.tensorfile import TensorFile, TensorFileError
+from engine.adapters.weights import Adapter, pack
+from engine.channel import Channel, ChannelClosed
+from engine.child import attach
+from engine.config import EngineConfig
+from engine.errors import AdapterRejected, AdapterUnavailable, LoraplexError
+from engine.messages import Load, LoadDone
+from engine.model.modules import ModuleTable
+from engine.model.spec import BackboneSpec
+from engine.types import AdapterRef
+
+log = logging.getLogger("loraplex.loader")
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_MANIFEST_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fetched:
+    """A version's files. `in_disk_tier`: a copy that can be dropped and made again."""
+
+    manifest: Path
+    tensors: Path
+    in_disk_tier: bool
+    was_there: bool
+
+
+class Loader:
+    """Loads from any number of threads. `host` is the memory shared with the core.
+
+    A load writes to its own slot alone, [host_offset, host_offset + num_bytes), and holds one
+    adapter's stored bytes besides.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        host: memoryview,
+        store: ObjectStore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._store = store
+        self._clock = clock
+        self._dtype = TORCH_DTYPES[config.model.dtype]
+
+    def load(self, load: Load) -> LoadDone:
+        """Never raises. Rejected bytes are permanent; what the store or disk did may pass."""
+        started = self._clock()
+        layout: AdapterLayout | None = None
+        error: LoraplexError | None = None
+        from_disk = permanent = False
+        try:
+            layout, from_disk = self._load(load)
+        except AdapterRejected as rejected:
+            error, permanent = rejected, True
+        except LoraplexError as failed:
+            error = failed
+        except OSError as failed:
+            error = AdapterUnavailable(f"Reading the adapter failed: {failed.strerror}.")
+        except Exception as failed:
+            log.exception("Load of %s failed", load.ref.key)
+            error = AdapterUnavailable(f"Loading the adapter failed: {type(failed).__name__}.")
+        return LoadDone(
+            load_id=load.load_id,
+            key=load.ref.key,
+            layout=layout,
+            error=None if error is None else error.info(),
+            seconds=self._clock() - started,
+            from_disk=from_disk,
+            permanent=permanent,
+        )
+
+    def _load(self, load: Load) -> tuple[AdapterLayout, bool]:
+        end = load.host_offset + load.num_bytes
+        if not 0 <= load.host_offset < end <= self._host.nbytes:
+            raise ValueError(f"slot {load.host_offset}..{end} of {self._host.nbytes} bytes")
+        revision = self._config.model.revision
+        if revision and load.ref.base_revision != revision:
+            raise AdapterRejected(
+                "The adapter was published for another revision of the base. Publish it again."
+            )
+        adapter, from_disk = self._read(load.ref)
+        layout = adapter.layout()
+        if layout.num_elements * self._dtype.itemsize != load.num_bytes:
+            raise AdapterRejected(
+                f"The adapter takes {layout.num_elements} elements, not the"
+                f" {load.ref.num_elements} of its record. Publish it again."
+            )
+        pack(adapter, layout, self._dtype, self._host[load.host_offset : end])
+        return layout, from_disk
+
+    def _read(self, ref: AdapterRef) -> tuple[Adapter, bool]:
+        """The weights, verified, and whether they were on the local disk already."""
+        fetched = self._fetch(ref)
+        try:
+            return self._open(ref, fetched), fetched.was_there
+        except (AdapterCorrupt, FileNotFoundError):
+            if not fetched.in_disk_tier:
+                raise
+        # The copy on the local disk is bad, or was evicted under us: get it once more.
+        log.warning("Fetching %s again: its copy on disk can't be used", ref.key)
+        if self._disk is not None:
+            self._disk.drop(object_prefix(ref.tenant, ref.digest))
+        return self._open(ref, self._fetch(ref)), False
+
+    def _fetch(self, ref: AdapterRef) -> Fetched:
+        prefix = object_prefix(ref.tenant, ref.digest)
+        manifest = self._store.local_path(f"{prefix}/{MANIFEST}")
+        tensors = self._store.local_path(f"{prefix}/{TENSORS}")
+        if manifest is not None and tensors is not None:
+            self._num_bytes(prefix)
+            return Fetched(manifest, tensors, in_disk_tier=False, was_there=False)
+        assert self._disk is not None
+        folder = self._disk.find(prefix)
+        was_there = folder is not None
+        if folder is None:
+            num_bytes = self._num_bytes(prefix)
+            folder = self._disk.fill(self._store, prefix, (MANIFEST, TENSORS), num_bytes)
+        return Fetched(folder / MANIFEST, folder / TENSORS, True, was_there)
+
+    def _num_bytes(self, prefix: str) -> int:
+        """Of the objects needed. Raises ObjectMissing."""
+        sizes = [self._store.size(f"{prefix}/{part}") for part in (MANIFEST, TENSORS)]
+        if None in sizes:
+            raise ObjectMissing(f"The object store has no whole version at {prefix}.")
+        return sum(size for size in sizes if size is not None)
+
+    def _open(self, ref: AdapterRef, fetched: Fetched) -> Adapter:
+        with fetched.manifest.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES)
+        if digest(data) != ref.digest:
+            raise AdapterCorrupt("The stored manifest is not the one that was published.")
+        try:
+            manifest = Manifest.from_bytes(data)
+        except ValueError as error:
+            raise AdapterUnavailable(f"This release can't read the adapter: {error}.") from error
+        try:
+            with TensorFile(fetched.tensors) as tensors:
+                return read_version(tensors, manifest, self._table)
+        except TensorFileError as error:
+            raise AdapterCorrupt(f"The stored adapter can't be read: {error}.") from error
+
+    @functools.cached_property
+    def _table(self) -> ModuleTable:
+        """Read at the first load: a replica on the fake device may have no model."""
+        return BackboneSpec.load(self._config.model.path).modules
+
+    @functools.cached_property
+    def _disk(self) -> DiskTier | None:
+        """None where the store's files are read in place."""
+        store = self._config.store
+        if self._store.local_path("adapters") is not None:
+            return None
+        return DiskTier(store.disk_path, store.disk_bytes)
+
+
+def serve(loader: Loader, channel: Channel, max_loads: int) -> None:
+    """Answer loads, `max_loads` at once, until the parent closes the channel."""
+
+    def answer(load: Load) -> None:
+        with contextlib.suppress(ChannelClosed):
+            channel.send(loader.load(load))
+
+    threads = ThreadPoolExecutor(max_loads, thread_name_prefix="load")
+    while not channel.closed:
+        for load in channel.take():
+            threads.submit(answer, load)
+        channel.wait()
+    threads.shutdown(wait=False, cancel_futures=True)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    torch.set_num_threads(1)
+    try:
+        parent = attach()
+        config = parent.config
+        loader = Loader(config, memoryview(parent.host), open_store(config.store.url))
+        serve(loader, parent.channel, config.adapters.max_loads)
+    except ChannelClosed:
+        return 0
+    except LoraplexError as error:
+        log.error("The loader can't start: %s", error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # No interpreter shutdown: a load still in progress must not hold up the end.
+    os._exit(status)
