@@ -72,8 +72,12 @@ class ChatTemplate:
             raise InvalidRequest(
                 "This model has no chat template. Use /v1/completions.", code="no_chat_template"
             )
-        own = {"messages": messages, "tools": None, "documents": None}
-        own["add_generation_prompt"] = True
+        own = {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         try:
             return self._template.render({**self._special_tokens, **(variables or {}), **own})
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:

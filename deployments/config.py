@@ -131,10 +131,8 @@ class IngressSection(Section):
     max_stop: Count = 16
     max_in_flight: Count = 2048
     request_timeout_s: Seconds = 600
-    admin_timeout_s: Seconds = 600
     registry_poll_s: Annotated[float, Field(gt=0, le=0.5)] = 0.25
     negative_ttl_s: Seconds = 1
-    template_timeout_s: Seconds = 2
     tokenise_inline_chars: Count = 2000
 
 

@@ -1,0 +1,92 @@
+"""Adapters, versions and tenants as an admin sees them in JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployments.registry.records import AdapterRecord, TenantRecord, VersionRecord
+from deployments.tenants import TenantView
+
+TIERS = ("device", "host", "loading")
+"""Of a replica's report, nearest first."""
+
+
+def adapter_view(record: AdapterRecord) -> dict[str, Any]:
+    """What the registry says."""
+    return {
+        "object": "adapter",
+        "tenant": record.tenant,
+        "name": record.name,
+        "model": f"{record.tenant}/{record.name}",
+        "status": record.status,
+        "digest": record.current,
+        "versions": [_version_view(v) for v in reversed(record.versions)],
+    }
+
+
+def resident_view(record: AdapterRecord, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """With where its current version is: `status` becomes loading or resident while some replica
+    says so, and failed where one couldn't load it and none has it."""
+    view = adapter_view(record)
+    ref = record.ref
+    if ref is None:
+        return {**view, "replicas": []}
+    places = [p for r in replicas if (p := _place(ref.key, r)) is not None]
+    tiers = {p["tier"] for p in places}
+    if tiers & {"device", "host"}:
+        view["status"] = "resident"
+    elif "loading" in tiers:
+        view["status"] = "loading"
+    elif "failed" in tiers:
+        view["status"] = "failed"
+    return {**view, "replicas": places}
+
+
+def tenant_view(view: TenantView) -> dict[str, Any]:
+    return {**tenant_fields(view.record), "keys": list(view.keys)}
+
+
+def tenant_fields(record: TenantRecord) -> dict[str, Any]:
+    return {
+        "object": "tenant",
+        "id": record.id,
+        "weight": record.weight,
+        "max_concurrent": record.max_concurrent,
+        "max_queued": record.max_queued,
+        "suspended": record.suspended,
+        "created_s": record.created_s,
+    }
+
+
+def _version_view(version: VersionRecord) -> dict[str, Any]:
+    ref = version.ref
+    return {
+        "digest": ref.digest,
+        "base_revision": ref.base_revision,
+        "ranks": list(ref.ranks),
+        "num_elements": ref.num_elements,
+        "num_bytes": ref.num_bytes,
+        "uri": ref.uri,
+        "base": version.base,
+        "asserted_by": version.asserted_by,
+        "published_s": version.published_s,
+        "by": version.by,
+        "modules": list(version.modules),
+        "num_modules": version.num_modules,
+        "warnings": list(version.warnings),
+        "retired_s": version.retired_s,
+        "retired_by": version.retired_by,
+    }
+
+
+def _place(key: str, replica: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where `key` is on one replica: {slot, tier, why (of a failure)}."""
+    residency = replica.get("residency", {})
+    for tier in TIERS:
+        if key in residency.get(tier, ()):
+            return {"slot": replica.get("slot"), "tier": tier, "why": None}
+    failed = replica.get("failed", {})
+    if key in failed:
+        return {"slot": replica.get("slot"), "tier": "failed", "why": failed[key]}
+    return None

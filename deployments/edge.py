@@ -1,0 +1,158 @@
+"""The outermost layer of the REST side: request ids, bodies, errors and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.answers import error_body
+from engine.errors import ErrorInfo, InvalidRequest, LoraplexError, TooLarge
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Edge:
+    """ASGI middleware: every answer has an x-request-id (the client's own if it is sane), and an
+    error that nobody foresaw is a 500 without its details.
+
+    new_id     makes request ids
+    adds_header  False behind a proxy that adds the header itself
+    """
+
+    def __init__(self, app: ASGIApp, *, new_id: Any, adds_header: bool = True) -> None:
+        self._app = app
+        self._new_id = new_id
+        self._adds_header = adds_header
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _SANE_ID.fullmatch(given) else self._new_id()
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                if self._adds_header:
+                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            logger.info("request %s: the client went away", request_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if not started:
+                info = ErrorInfo(500, "internal_error", f"Internal error. Request {request_id}.")
+                await error_response(info)(scope, receive, send_with_id)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Errors of ours and of the framework leave in the OpenAI API's shape."""
+
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, LoraplexError)
+        return error_response(error.info())
+
+    async def frameworks(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            message = f"There is no endpoint {request.method} {request.url.path[:200]}."
+        elif error.status_code == 405:
+            message = f"{request.url.path[:200]} does not take {request.method}."
+        else:
+            message = str(error.detail)
+        code = {404: "unknown_endpoint", 405: "method_not_allowed"}.get(error.status_code)
+        info = ErrorInfo(error.status_code, code or "invalid_request", message)
+        return error_response(info, dict(error.headers or {}))
+
+    app.add_exception_handler(LoraplexError, ours)
+    app.add_exception_handler(HTTPException, frameworks)
+
+
+def error_response(info: ErrorInfo, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Retry-After in whole seconds, rounded up; 1 where an unavailable service can't say."""
+    headers = dict(headers or {})
+    if info.status in (429, 503):
+        headers["Retry-After"] = str(max(1, math.ceil(info.retry_after_s or 1)))
+    if info.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error_body(info), status_code=info.status, headers=headers)
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The body, decoded. Raises TooLarge as soon as it is seen to be, InvalidRequest."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        _refuse_size(max_bytes)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            _refuse_size(max_bytes)
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+        # Halves of surrogate pairs are valid JSON but no text: nothing after us could encode them.
+        if b"\\ud" in body.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(
+            f"The body is not valid JSON: {reason[:200]}", code="invalid_json"
+        ) from None
+    return value
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, or ClientGone (and `work` cancelled and ended) on a disconnect."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for t in (task, gone):
+            t.cancel()
+        for t in (task, gone):
+            with suppress(asyncio.CancelledError, Exception):
+                await t
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refuse_size(max_bytes: int) -> NoReturn:
+    raise TooLarge(f"The body is larger than {max_bytes} bytes. Send less at once.")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")

@@ -1,0 +1,122 @@
+"""One client request at a replica: one streaming call, its events, its end. Knows no HTTP, no Ray.
+
+The call is always cancelled in the end, so that pages and leases are free as soon as nobody waits
+for the answer. A replica that is lost before anything was delivered is tried once more, on another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from deployments.answers import Event, raise_errors
+from engine.errors import LoraplexError, ReplicaLost, RequestTimeout, Unavailable
+from engine.types import WIRE_VERSION, AdapterRef, Request
+
+logger = logging.getLogger(__name__)
+FINISHES = frozenset({"stop", "length"})
+REPLICA_LOST = ReplicaLost.code
+
+
+class ReplicaStream(Protocol):
+    """Batches of events of one call. Iteration raises the errors of `engine.errors`."""
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]: ...
+
+    def cancel(self) -> None:
+        """Stop the call at the replica. May be repeated, also after its end."""
+
+
+class Model(Protocol):
+    """The replicas, as an ingress sees them."""
+
+    def generate(
+        self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
+    ) -> ReplicaStream: ...
+
+    async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        """What each replica says of itself. Raises Unavailable when none answers in time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Sequences of one client request, all for `ref` (None: the base).
+
+    timeout_s  from now to the last token
+    nonce      answers a new unguessable word: request ids must differ between clients that send
+               the same x-request-id, or one could end another's
+    """
+
+    model: Model
+    requests: Sequence[Request]
+    ref: AdapterRef | None
+    timeout_s: float
+    clock: Callable[[], float]
+    nonce: Callable[[], str]
+
+    async def events(self) -> AsyncGenerator[list[Event], None]:
+        """Batches until every sequence has finished. Raises LoraplexErrors."""
+        deadline = self.clock() + self.timeout_s
+        delivered = False
+        for attempt in (1, 2):
+            try:
+                async with aclosing(self._attempt(deadline)) as batches:
+                    async for batch in batches:
+                        delivered = True
+                        yield batch
+                return
+            except LoraplexError as error:
+                if delivered or attempt == 2 or error.code != REPLICA_LOST:
+                    raise
+                logger.warning("replica lost before its first token; trying another")
+
+    async def _attempt(self, deadline: float) -> AsyncGenerator[list[Event], None]:
+        word = self.nonce()
+        call = {
+            "v": WIRE_VERSION,
+            "requests": [
+                replace(r, id=f"{r.id}.{word}-{i}").to_wire() for i, r in enumerate(self.requests)
+            ],
+            "deadline_s": max(0.0, deadline - self.clock()),
+        }
+        stream = self.model.generate(
+            call,
+            ring_key="" if self.ref is None else self.ref.ring_key,
+            adapter_key="" if self.ref is None else self.ref.key,
+        )
+        unfinished = set(range(len(self.requests)))
+        try:
+            batches = aiter(stream)
+            while unfinished:
+                batch = await self._next(batches, deadline)
+                raise_errors(batch)
+                for event in batch:
+                    if "finish" in event:
+                        _check_finish(event["finish"])
+                        unfinished.discard(event["i"])
+                if batch:
+                    yield batch
+        finally:
+            stream.cancel()
+
+    async def _next(self, batches: AsyncIterator[list[Event]], deadline: float) -> list[Event]:
+        try:
+            async with asyncio.timeout(deadline - self.clock()):
+                return await anext(batches)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The answer was not complete within {self.timeout_s:g} s. Ask for fewer tokens,"
+                " or try again when the service is less busy."
+            ) from None
+        except StopAsyncIteration:
+            raise ReplicaLost("The replica ended the answer too early. Try again.") from None
+
+
+def _check_finish(finish: str) -> None:
+    if finish not in FINISHES:
+        raise Unavailable("The service ended this request. Try again.", code="aborted")

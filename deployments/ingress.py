@@ -1,0 +1,151 @@
+"""The ingress: the REST side's parts put together, as an ASGI application. No torch, no Ray.
+
+`Parts` are what a deployment (or a test) supplies; `create_app` does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from deployments.admin_routes import Admin, Control
+from deployments.catalog import Catalog
+from deployments.chat_template import ChatTemplate
+from deployments.config import AppConfig
+from deployments.edge import Edge, add_error_handlers
+from deployments.expansion import ModelLimits
+from deployments.generation import Model
+from deployments.openai_routes import openai_router
+from deployments.registry.registry import Registry
+from deployments.serving import BaseModelFacts, Serving, Sources
+from deployments.tenants import Tenants
+from deployments.tokenising import Tokeniser
+from engine.model.spec import BackboneSpec
+from router.admission import Admission
+
+READY_TIMEOUT_S = 5.0
+
+
+def _sources() -> Sources:
+    return Sources(
+        wall=time.time,
+        monotonic=time.monotonic,
+        bits=random.SystemRandom().getrandbits,
+        word=lambda: secrets.token_hex(8),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the ingress is given.
+
+    base_revision     of the folder that the replicas serve
+    adds_request_id   False behind Ray Serve's proxy, which adds the header itself
+    """
+
+    config: AppConfig
+    base_revision: str
+    registry: Registry
+    model: Model
+    control: Control
+    sources: Sources = field(default_factory=_sources)
+    adds_request_id: bool = True
+
+
+def create_app(parts: Parts) -> FastAPI:
+    """The application. Its lifespan keeps the copy of the registry fresh."""
+    limits, sources = parts.config.ingress, parts.sources
+    catalog = Catalog(
+        parts.registry,
+        clock=sources.monotonic,
+        poll_s=limits.registry_poll_s,
+        negative_ttl_s=limits.negative_ttl_s,
+    )
+    tokenising = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+    serving = _serving(parts, catalog, tokenising)
+    tenants = Tenants(parts.registry, clock=sources.wall, random_bytes=secrets.token_bytes)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await catalog.refresh()
+        polling = asyncio.create_task(catalog.run())
+        yield
+        polling.cancel()
+        with suppress(asyncio.CancelledError):
+            await polling
+        tokenising.shutdown(wait=False, cancel_futures=True)
+
+    edge = Middleware(
+        Edge, new_id=lambda: f"req-{sources.word()}", adds_header=parts.adds_request_id
+    )
+    app = FastAPI(
+        lifespan=lifespan,
+        middleware=[edge],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    add_error_handlers(app)
+    app.include_router(openai_router(serving, catalog, limits.max_body_bytes))
+    admin = Admin(
+        catalog=catalog,
+        registry=parts.registry,
+        tenants=tenants,
+        control=parts.control,
+        replicas=parts.model,
+        max_body_bytes=limits.max_body_bytes,
+    )
+    app.include_router(admin.router())
+    _add_probes(app, serving)
+    return app
+
+
+def _add_probes(app: FastAPI, serving: Serving) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """This process answers."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, Any]:
+        """At least one replica can answer."""
+        return {"status": "ready", "replicas": await serving.ready(READY_TIMEOUT_S)}
+
+
+def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
+    config = parts.config
+    folder = config.base.path
+    spec = BackboneSpec.load(folder)
+    return Serving(
+        catalog=catalog,
+        template=ChatTemplate.load(folder),
+        tokeniser=Tokeniser.load(
+            folder, executor=executor, inline_chars=config.ingress.tokenise_inline_chars
+        ),
+        replicas=parts.model,
+        admission=Admission(parts.sources.monotonic),
+        base=BaseModelFacts(
+            config.base.name, parts.base_revision, int((folder / "config.json").stat().st_mtime)
+        ),
+        limits=ModelLimits(
+            max_model_len=config.max_model_len(),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            max_choices=config.ingress.max_choices,
+            max_stop=config.ingress.max_stop,
+        ),
+        sources=parts.sources,
+        timeout_s=config.ingress.request_timeout_s,
+        max_in_flight=config.ingress.max_in_flight,
+    )

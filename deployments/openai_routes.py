@@ -1,0 +1,127 @@
+"""The endpoints that the OpenAI API has too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.answers import error_chunk
+from deployments.auth import Caller, bearer_key
+from deployments.catalog import Catalog
+from deployments.edge import read_json, until_gone
+from deployments.generation import Generation
+from deployments.openai_protocol import ChatBody, CompletionBody, GenerationBody, parse
+from deployments.serving import Job, Serving
+from engine.errors import LoraplexError
+
+logger = logging.getLogger(__name__)
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> APIRouter:
+    """max_body_bytes: of a request's body."""
+    router = APIRouter(prefix="/v1")
+
+    async def caller_of(request: Request) -> Caller:
+        return await catalog.caller(bearer_key(request.headers.get("authorization")))
+
+    @router.post("/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        caller = await caller_of(request)
+        body = parse(ChatBody, await read_json(request, max_body_bytes))
+        generation = await serving.chat(request.state.request_id, caller, body)
+        return await _answer(request, serving, generation, body, "chatcmpl")
+
+    @router.post("/completions")
+    async def completions(request: Request) -> Response:
+        caller = await caller_of(request)
+        body = parse(CompletionBody, await read_json(request, max_body_bytes))
+        generation = await serving.completion(request.state.request_id, caller, body)
+        return await _answer(request, serving, generation, body, "cmpl")
+
+    @router.get("/models")
+    async def models(request: Request) -> Response:
+        caller = await caller_of(request)
+        return JSONResponse({"object": "list", "data": serving.models(caller)})
+
+    @router.get("/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        caller = await caller_of(request)
+        return JSONResponse(await serving.model(name, caller))
+
+    return router
+
+
+async def _answer(
+    request: Request, serving: Serving, generation: Generation, body: GenerationBody, kind: str
+) -> Response:
+    answer_id = f"{kind}-{request.state.request_id}"
+
+    async def whole() -> Response:
+        with serving.job(generation, body, answer_id) as job:
+            return JSONResponse(await job.whole())
+
+    if not body.stream:
+        return await until_gone(request.receive, whole())
+    return EventStream(serving, generation, body, answer_id)
+
+
+class EventStream(Response):
+    """A streamed answer. Until its first tokens are there an error is an ordinary error answer;
+    after that it is an event, and the stream ends."""
+
+    def __init__(
+        self, serving: Serving, generation: Generation, body: GenerationBody, answer_id: str
+    ) -> None:
+        super().__init__(media_type="text/event-stream", headers=STREAM_HEADERS)
+        del self.headers["content-length"]
+        self._serving = serving
+        self._generation = generation
+        self._body = body
+        self._answer_id = answer_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_gone(receive, self._respond(send))
+
+    async def _respond(self, send: Send) -> None:
+        with self._serving.job(self._generation, self._body, self._answer_id) as job:
+            async with aclosing(self._chunks(job)) as chunks:
+                first = await anext(chunks)
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunks(self, job: Job) -> AsyncGenerator[bytes, None]:
+        """Never empty. Raises only before its first chunk."""
+        begun = False
+        try:
+            async with aclosing(job.batches()) as batches:
+                async for batch in batches:
+                    chunk = job.answer.chunks(batch)
+                    if job.answer.finished:
+                        chunk += job.answer.ending()
+                    if chunk:
+                        yield chunk
+                        begun = True
+        except LoraplexError as error:
+            if not begun:
+                raise
+            yield error_chunk(error.info())
+        except Exception:
+            if not begun:
+                raise
+            logger.exception("%s failed", self._answer_id)
+            yield error_chunk(LoraplexError("Internal error.").info())

@@ -1,0 +1,238 @@
+"""What the OpenAI endpoints do, without HTTP: a caller and a body in, a job at the replicas out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.answers import Answer, AnswerHead, Event
+from deployments.auth import Caller
+from deployments.catalog import Catalog, unknown_model
+from deployments.chat_template import ChatTemplate
+from deployments.expansion import ModelLimits, expand
+from deployments.generation import Generation, Model
+from deployments.openai_protocol import ChatBody, CompletionBody, GenerationBody
+from deployments.registry.records import AdapterRecord
+from deployments.tokenising import Tokeniser
+from engine.errors import InvalidRequest, Unavailable
+from engine.types import AdapterRef, Tenant
+from router.admission import Admission, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelFacts:
+    """What answers say of the base. created: Unix seconds."""
+
+    name: str
+    revision: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Clocks and random numbers. wall: Unix seconds; monotonic: seconds; bits: random n-bit ints;
+    word: an unguessable word of a request id."""
+
+    wall: Callable[[], float]
+    monotonic: Callable[[], float]
+    bits: Callable[[int], int]
+    word: Callable[[], str]
+
+
+class Job:
+    """A request let in: its answer, and the events that make it. Use as a context manager, once."""
+
+    def __init__(self, generation: Generation, answer: Answer, ticket: Ticket) -> None:
+        self.answer = answer
+        self._generation = generation
+        self._ticket = ticket
+
+    def batches(self) -> AsyncGenerator[list[Event], None]:
+        """Close it in the end: that is what stops the replica."""
+        return self._count(self._generation.events())
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer. Raises LoraplexErrors."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                self.answer.add(batch)
+        return self.answer.whole()
+
+    async def _count(
+        self, events: AsyncGenerator[list[Event], None]
+    ) -> AsyncGenerator[list[Event], None]:
+        started: set[int] = set()
+        async with aclosing(events) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if event["i"] not in started:
+                        started.add(event["i"])
+                        self._ticket.started()
+                yield batch
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """Everything between an authenticated body and a handle call.
+
+    timeout_s      from a request's arrival to its last token
+    max_in_flight  client requests at once
+    """
+
+    catalog: Catalog
+    template: ChatTemplate
+    tokeniser: Tokeniser
+    replicas: Model
+    admission: Admission
+    base: BaseModelFacts
+    limits: ModelLimits
+    sources: Sources
+    timeout_s: float
+    max_in_flight: int
+    _in_flight: int = field(default=0, init=False)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of this process's places for client requests. Raises Unavailable when all are
+        taken."""
+        if self._in_flight >= self.max_in_flight:
+            raise Unavailable(
+                f"This ingress has {self._in_flight} requests in progress and takes no more."
+                " Try again shortly.",
+                code="overloaded",
+                retry_after_s=1.0,
+            )
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    async def chat(self, request_id: str, caller: Caller, body: ChatBody) -> Generation:
+        """Raises what `_generation` does, and InvalidRequest for messages."""
+        ref, tenant = await self._resolve(body.model, caller)
+        text = self.template.render(body.chat(), body.chat_template_kwargs)
+        prompt = await self.tokeniser.encode(text, special_tokens=False)
+        return self._generation(request_id, tenant, ref, body, [prompt])
+
+    async def completion(self, request_id: str, caller: Caller, body: CompletionBody) -> Generation:
+        ref, tenant = await self._resolve(body.model, caller)
+        prompts = body.prompts()
+        if len(prompts) > self.limits.max_choices:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts are more than {self.limits.max_choices} in one request."
+                " Split it.",
+                param="prompt",
+            )
+        tokens = [
+            await self.tokeniser.encode(p, special_tokens=True) if isinstance(p, str) else p
+            for p in prompts
+        ]
+        return self._generation(request_id, tenant, ref, body, tokens)
+
+    @contextmanager
+    def job(self, generation: Generation, body: GenerationBody, answer_id: str) -> Iterator[Job]:
+        """Admits the sequences. Raises TooManyRequests, Unavailable."""
+        first = generation.requests[0]
+        head = AnswerHead(
+            id=answer_id,
+            created=int(self.sources.wall()),
+            model=body.model,
+            fingerprint=self._fingerprint(generation.ref),
+            chat=isinstance(body, ChatBody),
+            num_choices=body.num_choices,
+            with_usage=bool(body.stream) and body.wants_usage_chunk,
+        )
+        num = len(generation.requests)
+        with self.place(), self.admission.admit(first.tenant, num) as ticket:
+            yield Job(generation, Answer(head, num), ticket)
+
+    def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """The base, then the caller's adapters (an admin's: all)."""
+        tenant = None if caller.tenant is None else caller.tenant.id
+        records = (r for r in self.catalog.adapters(tenant) if r.ref is not None)
+        return [self._base_model(), *(self._adapter_model(r) for r in records)]
+
+    async def model(self, name: str, caller: Caller) -> dict[str, Any]:
+        """Raises NotFound, in the words for every unknown model."""
+        if name == self.base.name:
+            return self._base_model()
+        tenant = caller.as_tenant()
+        ref = await self.catalog.resolve(name, tenant.id)
+        for record in self.catalog.adapters(tenant.id):
+            if record.name == ref.name:
+                return {**self._adapter_model(record), "id": name}
+        raise unknown_model(name)
+
+    async def ready(self, timeout_s: float) -> int:
+        """How many replicas can answer. Raises Unavailable when none can."""
+        num = sum(1 for s in await self.replicas.statuses(timeout_s) if s.get("ready"))
+        if num == 0:
+            raise Unavailable("No replica can answer yet.", code="not_ready", retry_after_s=1.0)
+        return num
+
+    async def _resolve(self, model: str, caller: Caller) -> tuple[AdapterRef | None, Tenant]:
+        """The base's name is matched first, whole: hub names contain slashes."""
+        tenant = caller.as_tenant()
+        if model == self.base.name:
+            return None, tenant
+        ref = await self.catalog.resolve(model, tenant.id)
+        if ref.base_revision != self.base.revision:
+            raise Unavailable(
+                f"The model '{model[:200]}' was published for another revision of the base than"
+                " the one that is served. Publish it again.",
+                code="base_mismatch",
+            )
+        return ref, tenant
+
+    def _generation(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        ref: AdapterRef | None,
+        body: GenerationBody,
+        prompts: Sequence[tuple[int, ...]],
+    ) -> Generation:
+        requests = expand(
+            body,
+            prompts,
+            tenant=tenant,
+            ref=ref,
+            limits=self.limits,
+            draw_seed=lambda: self.sources.bits(64),
+            request_id=request_id,
+        )
+        return Generation(
+            model=self.replicas,
+            requests=requests,
+            ref=ref,
+            timeout_s=self.timeout_s,
+            clock=self.sources.monotonic,
+            nonce=self.sources.word,
+        )
+
+    def _fingerprint(self, ref: AdapterRef | None) -> str:
+        return f"fp_{(self.base.revision if ref is None else ref.digest)[:12]}"
+
+    def _base_model(self) -> dict[str, Any]:
+        return {
+            "id": self.base.name,
+            "object": "model",
+            "created": self.base.created,
+            "owned_by": "loraplex",
+            "parent": None,
+            "root": self.base.name,
+        }
+
+    def _adapter_model(self, record: AdapterRecord) -> dict[str, Any]:
+        published = record.versions[-1].published_s
+        return {
+            "id": f"{record.tenant}/{record.name}",
+            "object": "model",
+            "created": int(published),
+            "owned_by": record.tenant,
+            "parent": self.base.name,
+            "root": f"{record.tenant}/{record.name}@{(record.current or '')[:12]}",
+        }
