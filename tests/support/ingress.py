@@ -1,0 +1,219 @@
+"""An ingress without Ray: a small model folder, replicas by script, a control by memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from deployments.config import AppConfig, load
+from deployments.ingress import Parts
+from deployments.registry import open_registry
+from deployments.registry.records import AdapterRecord, TenantRecord, VersionRecord
+from deployments.registry.registry import Registry
+from deployments.tenants import Tenants
+from engine.errors import LoraplexError, NotFound
+from engine.types import AdapterRef
+
+REVISION = "b" * 64
+CONTEXT = 64
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HANG = "hang"
+Step = list[dict[str, Any]] | LoraplexError | str
+Script = Callable[[Mapping[str, Any]], Iterable[Step]]
+
+
+def write_model(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+    """A Hugging Face folder without weights: every byte is a token, </s> ends a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"</s>": 0, **{c: i + 1 for i, c in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 300,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": CONTEXT,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer_config: dict[str, Any] = {"eos_token": "</s>"}
+    if template is not None:
+        tokenizer_config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return folder
+
+
+def echo(call: Mapping[str, Any]) -> Iterable[Step]:
+    """Each sequence says two pieces, `max_tokens` tokens in all."""
+    num = len(call["requests"])
+    yield [{"i": i, "text": f"one{i}", "tokens": 1} for i in range(num)]
+    yield [
+        {
+            "i": i,
+            "text": " two",
+            "tokens": 1,
+            "finish": "stop",
+            "prompt_tokens": len(request["prompt"]),
+            "cached_tokens": 1,
+            "completion_tokens": 2,
+        }
+        for i, request in enumerate(call["requests"])
+    ]
+
+
+class ScriptedStream:
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._steps = iter(steps)
+        self.cancelled = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[list[dict[str, Any]]]:
+        return self
+
+    async def __anext__(self) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        step = next(self._steps, None)
+        if step is None:
+            raise StopAsyncIteration
+        if isinstance(step, Exception):
+            raise step
+        if step == HANG:
+            await asyncio.Event().wait()
+        assert isinstance(step, list)
+        return step
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@dataclass
+class ScriptedModel:
+    """Replicas whose every call goes as `script` says. `calls`: what was asked, with the keys."""
+
+    script: Script = echo
+    calls: list[tuple[Mapping[str, Any], str, str]] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
+    replies: list[Mapping[str, Any]] | LoraplexError = field(default_factory=list)
+
+    def generate(
+        self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
+    ) -> ScriptedStream:
+        self.calls.append((call, ring_key, adapter_key))
+        self.streams.append(ScriptedStream(self.script(call)))
+        return self.streams[-1]
+
+    async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        if isinstance(self.replies, LoraplexError):
+            raise self.replies
+        return self.replies
+
+    @property
+    def requests(self) -> list[Mapping[str, Any]]:
+        """Those of the last call."""
+        requests: list[Mapping[str, Any]] = self.calls[-1][0]["requests"]
+        return requests
+
+
+@dataclass
+class MemoryControl:
+    """Publishes anything at once, or fails with `error`."""
+
+    registry: Registry
+    error: LoraplexError | None = None
+
+    async def publish(
+        self, *, tenant: str, name: str, folder: str, by: str, base: str | None
+    ) -> AdapterRecord:
+        if self.error is not None:
+            raise self.error
+        return publish(self.registry, tenant, name, digest=f"{len(folder):064x}", by=by)
+
+    async def retire(self, *, tenant: str, name: str, by: str) -> AdapterRecord:
+        entry = self.registry.get(f"adapter/{tenant}/{name}")
+        if entry is None:
+            raise NotFound("no such adapter")
+        record = AdapterRecord.from_value(entry.value).retired(9.0, by)
+        self.registry.put(record.key, record.to_value(), entry.rev)
+        return record
+
+
+def publish(
+    registry: Registry, tenant: str, name: str, *, digest: str = "a" * 64, by: str = "test"
+) -> AdapterRecord:
+    """Put a version straight into the registry."""
+    uri = f"adapters/{tenant}/{digest}"
+    ref = AdapterRef(tenant, name, digest, REVISION, (8,), 1024, 4096, uri)
+    version = VersionRecord(ref, 7.0, by, "tiny", None, ("model.layers.*.q_proj",), 2)
+    entry = registry.get(f"adapter/{tenant}/{name}")
+    if entry is None:
+        record = AdapterRecord(tenant, name, digest, (version,))
+    else:
+        record = AdapterRecord.from_value(entry.value).with_version(version)
+    registry.put(record.key, record.to_value(), None)
+    return record
+
+
+@dataclass
+class World:
+    """One ingress's surroundings: tenants t1 and t2 with a key each, an admin key; t1/bot."""
+
+    config: AppConfig
+    registry: Registry
+    tenants: Tenants
+    model: ScriptedModel
+    control: MemoryControl
+    keys: dict[str, str]
+
+    @classmethod
+    def build(cls, folder: Path, **sections: Any) -> World:
+        values = {
+            "data_dir": str(folder / "data"),
+            "base": {"path": str(write_model(folder / "model")), "name": "org/tiny"},
+            **sections,
+        }
+        config = load(values, environ={})
+        registry = open_registry(config.registry_url)
+        tenants = Tenants(registry, clock=lambda: 5.0, random_bytes=_counting_bytes())
+        keys = {"admin": tenants.create_admin_key()}
+        for tenant in ("t1", "t2"):
+            keys[tenant] = tenants.create(TenantRecord(tenant))[1]
+        publish(registry, "t1", "bot")
+        model = ScriptedModel()
+        return cls(config, registry, tenants, model, MemoryControl(registry), keys)
+
+    def parts(self, **changes: Any) -> Parts:
+        parts = Parts(self.config, REVISION, self.registry, self.model, self.control)
+        return replace(parts, **changes)
+
+
+def _counting_bytes() -> Callable[[int], bytes]:
+    count = 0
+
+    def draw(num: int) -> bytes:
+        nonlocal count
+        count += 1
+        return count.to_bytes(num, "big")
+
+    return draw
