@@ -53,6 +53,11 @@ class LoadTable:
             self._own[replica] = left
         else:
             self._own.pop(replica, None)
+        self._recount(replica)
+
+    def reported_completed(self, replica: str) -> None:
+        """A request that the replica had admitted, and so reported, has completed. Apart from
+        `completed`, because a short request's end can overtake the report of its admission."""
         self._shift_report(replica, -1)
         self._recount(replica)
 

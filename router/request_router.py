@@ -148,6 +148,11 @@ class AdapterRouter(RequestRouter):
         self._loads.completed(replica_id.unique_id)
         self._freed.set()
 
+    def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
+        super().decrement_queue_len_cache(replica_id)
+        self._loads.reported_completed(replica_id.unique_id)
+        self._freed.set()
+
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         self._loads.report(replica_id.unique_id, num_ongoing_requests)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ray.serve.config import AutoscalingPolicy
 
 from router.autoscaling import FleetLoad, SlotPressurePolicy
 
@@ -97,3 +98,12 @@ def test_more_demand_never_asks_for_fewer(
 def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="target_occupancy"):
         SlotPressurePolicy(**wrong)
+
+
+def test_ray_takes_the_policy_by_its_name_and_arguments() -> None:
+    policy = AutoscalingPolicy(
+        policy_function="router.autoscaling:SlotPressurePolicy",
+        policy_kwargs={"target_occupancy": 0.5},
+    )
+    decide = policy.get_policy()(**policy.policy_kwargs)
+    assert decide(Context(2, 2, metrics((16, 0, 32, 0), (32, 0, 32, 0))))[0] == pytest.approx(3)

@@ -30,6 +30,16 @@ def test_a_report_shows_other_routers_requests_until_it_is_stale(clock) -> None:
     loads.check()
 
 
+def test_an_end_that_overtakes_its_own_report_leaves_nothing_behind(clock) -> None:
+    loads = LoadTable(clock)
+    loads.set_members({"a": 64})
+    loads.sent("a")
+    loads.completed("a")
+    loads.report("a", 1)
+    loads.reported_completed("a")
+    assert loads.load("a") == 0
+
+
 def test_what_a_departed_replica_still_runs_counts_again_when_it_returns(clock) -> None:
     loads = LoadTable(clock)
     loads.set_members({"a": 8, "b": 8})
@@ -94,6 +104,10 @@ class Events(RuleBasedStateMachine):
     @rule(replica=replicas)
     def completed(self, replica: str) -> None:
         self.loads.completed(replica)
+
+    @rule(replica=replicas)
+    def reported_completed(self, replica: str) -> None:
+        self.loads.reported_completed(replica)
 
     @rule(replica=replicas, num=st.integers(0, 9))
     def report(self, replica: str, num: int) -> None:

@@ -49,6 +49,7 @@ class Harness:
         )
         self.router.initialize_state(**kwargs)
         self.replicas = [ScriptedReplica(f"r{i}", i, cap=cap) for i in range(num_replicas)]
+        self.sent_to: dict[str, ScriptedReplica] = {}
         self.router.update_replicas(self.replicas)
 
     async def send(self, key: str = "", ref_key: str = "", request_id: str = "id") -> str:
@@ -62,10 +63,14 @@ class Harness:
         pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
         replica = await self.router._choose_replica_for_request(pending)
         self.router.on_send_request(replica.replica_id)
+        replica.num_ongoing += 1
+        self.sent_to[replica.replica_id.unique_id] = replica
         return replica.replica_id.unique_id
 
     def complete(self, name: str) -> None:
+        self.sent_to[name].num_ongoing -= 1
         self.router.on_request_completed(self.id_of(name), "id")
+        self.router.decrement_queue_len_cache(self.id_of(name))
 
     @staticmethod
     def id_of(name: str) -> ReplicaID:
@@ -143,8 +148,6 @@ async def test_concurrent_calls_that_share_an_id_all_get_a_replica() -> None:
 
 async def test_all_full_waits_and_a_completion_lets_the_first_in_line_through() -> None:
     fleet = Harness(2, cap=1)
-    for replica in fleet.replicas:
-        replica.num_ongoing = 1
     held = [await fleet.send("t/a"), await fleet.send("t/a")]
     done: list[int] = []
 
@@ -194,7 +197,6 @@ async def test_with_no_replica_it_waits_for_one() -> None:
 
 async def test_cancelling_a_wait_leaves_no_trace() -> None:
     fleet = Harness(1, cap=1)
-    fleet.replicas[0].num_ongoing = 1
     held = await fleet.send("t/a")
     waiting = asyncio.create_task(fleet.send("t/a"))
     await probed(fleet.replicas[0])
