@@ -20,7 +20,8 @@ class ProcessTree:
     """A command in a session of its own, and all its descendants.
 
     This process becomes the parent of those whose own parent has ended, so that none is lost: after
-    `kill`, nothing that the command ever started runs. One tree a process at a time.
+    `kill`, nothing that the command ever started runs. Descendants of this process are taken to be
+    the command's, so it must have no other child meanwhile.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO) -> None:
@@ -45,23 +46,10 @@ class ProcessTree:
         """Of the command itself; None while it runs."""
         return self._child.poll()
 
-    def interrupt(self, timeout_s: float) -> bool:
-        """Ask the command to end, as Ctrl-C would; whether it did within `timeout_s`."""
-        self._child.send_signal(signal.SIGINT)
-        try:
-            self._child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def settle(self, timeout_s: float) -> bool:
-        """Wait for every descendant to end by itself; whether all did within `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while self.descendants():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
+    def interrupt(self) -> None:
+        """Ask the command to end, as Ctrl-C would. Nothing happens where it has ended."""
+        if self.exit_code is None:
+            self._child.send_signal(signal.SIGINT)
 
     def kill(self, timeout_s: float) -> bool:
         """SIGKILL every descendant; whether all are gone within `timeout_s`."""

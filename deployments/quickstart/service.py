@@ -21,9 +21,12 @@ import yaml
 from deployments.quickstart.processes import ProcessTree
 from engine.errors import LoraplexError
 
+Pause = Callable[[float], bool]
+"""Waits for at most so many seconds; True as soon as somebody asked to stop."""
+
 POLL_S = 0.25
 STATUS_EVERY_S = 2.0
-INTERRUPT_S = 20.0
+GENTLE_S = 30.0
 KILL_S = 10.0
 MAX_TMP = 20
 """Characters: Ray puts Unix sockets below its folder, and their paths end at 107."""
@@ -81,8 +84,9 @@ class Service:
         found = _DASHBOARD.search(_ANSI.sub("", self.log_text()))
         return f"http://{found[1]}" if found else None
 
-    def wait_ready(self, timeout_s: float, progress: Callable[[str], None]) -> None:
-        """Return when /ready answers 200; tells `progress` meanwhile what is being waited for.
+    def wait_ready(self, timeout_s: float, progress: Callable[[str], None], pause: Pause) -> bool:
+        """True when /ready answers 200, False when `pause` says to stop; tells `progress`
+        meanwhile what is being waited for.
 
         Raises LoraplexError, with the end of the log, where the service ends, fails to deploy or
         isn't ready in time.
@@ -96,17 +100,22 @@ class Service:
             if now >= status_at:
                 status_at = now + STATUS_EVERY_S
                 progress(self._stage())
-            time.sleep(POLL_S)
+            if pause(POLL_S):
+                return False
+        return True
 
     def require_running(self) -> None:
         """Raises LoraplexError, with the end of the log, where `serve run` has ended."""
         if (code := self._tree.exit_code) is not None:
             raise LoraplexError(f"`serve run` ended with code {code}:\n{self.log_tail()}")
 
-    def stop(self) -> bool:
-        """End everything, gently at first; whether no process is left."""
-        if self._tree.exit_code is None and self._tree.interrupt(INTERRUPT_S):
-            self._tree.settle(KILL_S)
+    def stop(self, pause: Pause) -> bool:
+        """End everything, gently until `pause` says to hurry; whether no process is left."""
+        self._tree.interrupt()
+        deadline = time.monotonic() + GENTLE_S
+        while self._tree.descendants() and time.monotonic() < deadline:
+            if pause(POLL_S):
+                break
         gone = self._tree.kill(KILL_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
         return gone

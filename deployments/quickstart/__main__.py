@@ -1,0 +1,143 @@
+"""The quickstart's commands: `python -m deployments.quickstart prepare | serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from deployments.config import AppConfig, load
+from deployments.control import Control
+from deployments.quickstart.banner import show
+from deployments.quickstart.model import ModelSource, prepare_model
+from deployments.quickstart.service import Service, ServiceOptions
+from deployments.quickstart.tenants import (
+    ADAPTERS_FOLDER,
+    DemoKeys,
+    missing_adapters,
+    prepare_tenants,
+    publish_adapters,
+)
+from deployments.registry import open_registry
+from deployments.tenants import Tenants
+from engine.errors import LoraplexError
+from engine.model.revision import base_revision
+
+CONFIG = Path(__file__).parents[1] / "quickstart.yaml"
+READY_S = 300.0
+WATCH_S = 0.5
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+Home = Annotated[Path, typer.Option(help="Where .loraplex/ is made.", file_okay=False)]
+
+
+class StopRequests:
+    """Counts SIGINT, SIGTERM and SIGHUP while entered; none of them ends the process by itself."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def __enter__(self) -> StopRequests:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; True as soon as there is a new request."""
+        asked = self._asked.wait(seconds)
+        self._asked.clear()
+        return asked
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()
+
+
+@app.command()
+def prepare(home: Home = Path()) -> None:
+    """Make the model, the tenants and their adapters, where they are missing."""
+    console = Console()
+    with _reported(console):
+        _prepare(_config(home), console)
+
+
+@app.command()
+def serve(
+    home: Home = Path(),
+    port: Annotated[int, typer.Option(help="Where it answers.", min=1, max=65535)] = 8000,
+    dtype: Annotated[str | None, typer.Option(help="Instead of the config's.")] = None,
+) -> None:
+    """Prepare, run the service in the foreground, and end all of it on Ctrl-C."""
+    console = Console()
+    began = time.monotonic()
+    with _reported(console):
+        config = _config(home)
+        keys = _prepare(config, console)
+        options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype)
+        with StopRequests() as stops:
+            service = Service(options)
+            try:
+                with console.status("starting") as status:
+                    ready = service.wait_ready(READY_S, status.update, stops.pause)
+                if ready:
+                    show(console, service.url, keys, config.base.name, service.dashboard)
+                    console.print(f"[dim]ready after {time.monotonic() - began:.0f} s[/]")
+                    while not stops.pause(WATCH_S):
+                        service.require_running()
+            finally:
+                console.print("\nstopping (Ctrl-C again: at once)")
+                if not service.stop(stops.pause):
+                    console.print("[red]some processes could not be ended[/]")
+
+
+def _config(home: Path) -> AppConfig:
+    """What the service itself will read, with relative paths below `home`."""
+    (application,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    return load(application["args"], environ={"LORAPLEX_HOME": str(home)})
+
+
+def _prepare(config: AppConfig, console: Console) -> Mapping[str, str]:
+    """Model, tenants and adapters; the demo keys by tenant and `admin`."""
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    if config.import_root is not None:
+        config.import_root.mkdir(parents=True, exist_ok=True)
+    prepare_model(config.base.path, ModelSource(), console)
+    registry = open_registry(config.registry_url)
+    tenants = Tenants(registry, clock=time.time, random_bytes=secrets.token_bytes)
+    keys = prepare_tenants(DemoKeys(config.data_dir / "keys.json", registry), tenants)
+    if missing := missing_adapters(registry, base_revision(config.base.path)):
+        with console.status("publishing the adapters"):
+            control = Control(config.model_copy(update={"import_root": ADAPTERS_FOLDER}))
+            asyncio.run(publish_adapters(control, missing))
+            control.close()
+    registry.close()
+    return keys
+
+
+@contextmanager
+def _reported(console: Console) -> Iterator[None]:
+    """Errors of ours end the command with their message alone."""
+    try:
+        yield
+    except LoraplexError as error:
+        console.print(f"[bold red]error:[/] {error.message}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,178 @@
+"""A replica or its core is killed in mid-stream; a client goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.service import BASE, Service
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+
+LONG = {
+    "model": BASE,
+    "messages": [{"role": "user", "content": "Tell me a long story."}],
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+NUM_STREAMS = 4
+GONE_S = 10.0
+REPLACED_S = 120.0
+FREED_S = 1.0
+STATS_PERIOD_S = 1.0
+
+
+@dataclass
+class Story:
+    """One stream read in a thread of its own. `begun` once its first text is there."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    text: str = ""
+    error: dict[str, Any] | None = None
+    finish: str | None = None
+    done: bool = False
+
+    def read(self, service: Service, tenant: str) -> None:
+        with (
+            service.client(tenant) as client,
+            client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as answer,
+        ):
+            for line in answer.raise_for_status().iter_lines():
+                self._take(line.removeprefix("data: "))
+
+    def _take(self, data: str) -> None:
+        if data == "[DONE]":
+            self.done = True
+        elif data:
+            event = json.loads(data)
+            self.error = event.get("error", self.error)
+            for choice in event.get("choices", ()):
+                self.text += choice["delta"].get("content") or ""
+                self.finish = choice["finish_reason"] or self.finish
+            if self.text:
+                self.begun.set()
+
+
+@pytest.fixture
+def stories(service: Service) -> Iterator[tuple[list[Story], list[threading.Thread]]]:
+    """Streams of the base, which go to the least loaded replica: so both have some."""
+    stories = [Story() for _ in range(NUM_STREAMS)]
+    threads = [threading.Thread(target=s.read, args=(service, "acme")) for s in stories]
+    for thread in threads:
+        thread.start()
+    for story in stories:
+        assert story.begun.wait(120)
+    yield stories, threads
+    for thread in threads:
+        thread.join(300)
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _dashboard_replicas(service: Service) -> dict[str, tuple[str, int]]:
+    """State and process id by replica id, as the Ray dashboard serves them."""
+    answer = httpx.get(
+        f"{service.dashboard}/api/serve/applications/",
+        headers={"Authorization": f"Bearer {service.ray_token}"},
+        timeout=30,
+    )
+    deployments = answer.raise_for_status().json()["applications"]["loraplex"]["deployments"]
+    return {
+        replica["replica_id"]: (replica["state"], replica["pid"])
+        for replica in deployments["Replica"]["replicas"]
+    }
+
+
+@pytest.mark.parametrize("victim", ["replica", "core"])
+def test_a_kill_in_mid_stream(
+    service: Service,
+    stories: tuple[list[Story], list[threading.Thread]],
+    victim: str,
+) -> None:
+    told, threads = stories
+    before = _dashboard_replicas(service)
+    pids = next(r["pids"] for r in service.replicas() if r["stats"]["num_running"] > 0)
+    assert {"replica", "core", "loader"} <= set(pids)
+    assert pids["replica"] in {pid for _, pid in before.values()}
+    os.kill(pids[victim], signal.SIGKILL)
+
+    with service.client("globex") as client:
+        answer = client.post(
+            "/v1/chat/completions",
+            json={
+                "model": "globex/sql",
+                "messages": [{"role": "user", "content": "How many cars are there?"}],
+                "max_tokens": 40,
+                "temperature": 0,
+            },
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "SELECT COUNT(*) FROM cars;"
+
+    assert _wait_for(lambda: not any(_alive(pid) for pid in pids.values()), GONE_S), pids
+    for thread in threads:
+        thread.join(300)
+    cut = [story for story in told if story.error is not None]
+    assert cut
+    for story in cut:
+        assert story.text
+        assert story.error and story.error["type"] == "server_error"
+        assert story.finish is None and not story.done
+    for story in told:
+        assert story.error is not None or (story.done and story.finish == "length")
+
+    def replaced() -> bool:
+        now = _dashboard_replicas(service)
+        running = [pid for state, pid in now.values() if state == "RUNNING"]
+        return len(running) == len(before) and pids["replica"] not in running
+
+    assert _wait_for(replaced, REPLACED_S), _dashboard_replicas(service)
+    assert _wait_for(lambda: len(service.replicas()) == len(before), REPLACED_S)
+    assert all(_alive(pid) for replica in service.replicas() for pid in replica["pids"].values())
+
+
+def _in_use(service: Service) -> tuple[int, int]:
+    """(sequences running or waiting, pages that sequences hold), over all replicas."""
+    stats = [replica["stats"] for replica in service.replicas()]
+    sequences = sum(s["num_running"] + s["num_waiting"] + s["num_warming"] for s in stats)
+    return sequences, sum(s["held_pages"] for s in stats)
+
+
+def test_a_client_that_goes_away_frees_its_pages_within_a_second(service: Service) -> None:
+    assert _wait_for(lambda: _in_use(service) == (0, 0), 30), _in_use(service)
+    with (
+        service.client("acme") as client,
+        client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        for _ in range(20):
+            next(lines)
+        assert _wait_for(lambda: _in_use(service)[0] == 1, 3 * STATS_PERIOD_S)
+        assert _in_use(service)[1] > 0
+    # Statistics are at most their period old when they say so.
+    assert _wait_for(lambda: _in_use(service) == (0, 0), FREED_S + STATS_PERIOD_S), _in_use(service)

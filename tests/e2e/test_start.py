@@ -1,0 +1,53 @@
+"""Starting again, and leaving nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.service import BASE, Service
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+
+SECOND_START_S = 45.0
+
+
+def test_what_a_person_is_told(service: Service) -> None:
+    shown = service.output
+    assert f"{service.url}/v1" in shown
+    for who, key in service.keys.items():
+        assert key.startswith("lp-"), who
+        assert key in shown
+    assert f"curl {service.url}/v1/chat/completions" in shown
+    assert "from openai import OpenAI" in shown
+    assert (service.data / "keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_health_and_readiness_need_no_key(service: Service) -> None:
+    assert httpx.get(f"{service.url}/health").status_code == 200
+    assert httpx.get(f"{service.url}/ready", timeout=10).json()["replicas"] >= 1
+
+
+def test_stop_leaves_no_process_and_a_second_start_is_quick(
+    project: Path, service: Service, free_port: Callable[[], int]
+) -> None:
+    """Beside the first service, on the same machine, with data of its own that is there already."""
+    assert service.stop() == 0
+    assert service.processes() == {}
+    keys = service.keys
+    again = Service(project, service.home, free_port())
+    try:
+        assert again.startup_s < SECOND_START_S
+        assert again.keys == keys
+        with again.client("acme") as client:
+            assert [m["id"] for m in client.get("/v1/models").json()["data"]][1:] == [
+                "acme/support"
+            ]
+        assert again.processes()
+    finally:
+        code = again.stop()
+    assert code == 0
+    assert again.processes() == {}
