@@ -11,139 +11,33 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from deployments import limits
-from engine.config import (
-    AccountConfig,
-    AdapterConfig,
-    Device,
-    Dtype,
-    EngineConfig,
-    MemoryConfig,
-    ModelConfig,
-    ScheduleConfig,
-    StoreConfig,
+from deployments.config_sections import (
+    BaseSection,
+    IngressSection,
+    ReplicaSection,
+    RouterSection,
+    Section,
 )
+from deployments.replica_config import ReplicaConfig
+from engine.config import Dtype, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
 from engine.errors import InvalidRequest
-
-Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
 
 _MIB = 1 << 20
 _DEFAULT_CONTEXT = 2048
-_MAY_BE_ZERO = {"depth", "max_preemptions", "locality_slack_tokens", "w_local"}
 
 
 class ConfigError(InvalidRequest):
     """The configuration can't be used; the message names the key."""
 
     code = "invalid_config"
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class BaseSection(Section):
-    """The backbone.
-
-    path      Hugging Face folder
-    name      what clients call it in `model`; matched before adapter names, whole
-    revision  its revision; None: computed from the folder
-    accepts   values of an adapter's `base_model_name_or_path` that mean this base
-    """
-
-    path: Path
-    name: str = Field(min_length=1)
-    revision: str | None = None
-    accepts: tuple[str, ...] = ()
-
-
-class MemorySection(Section):
-    """Bytes of one replica. "auto" shares what the cgroup allows between the replicas."""
-
-    arena_bytes: Count | Auto = "auto"
-    host_bytes: Count | Auto = "auto"
-    page_tokens: Count = 16
-    max_move_bytes: Count = 64 * _MIB
-    disk_bytes: Count = 4 << 30
-
-
-class ReplicaSection(Section):
-    """The replicas of the model.
-
-    num_cpus      what Ray reserves for a replica actor (its children are not Ray's to count)
-    threads       CPU threads of a replica's step
-    shutdown_s    longest a replica may drain: at least the longest generation
-    stream_interval_s  longest that a later token waits to be joined with the next
-    """
-
-    num_replicas: Count = 1
-    num_cpus: Annotated[float, Field(ge=0)] = 0.1
-    num_gpus: Annotated[float, Field(ge=0)] = 0
-    device: Device = "cpu"
-    dtype: Dtype | Auto = "auto"
-    threads: Count | Auto = "auto"
-    max_model_len: Annotated[int, Field(ge=2)] | Auto = "auto"
-    fake_step_s: Seconds = 0.009
-    memory: MemorySection = MemorySection()
-    schedule: ScheduleConfig = ScheduleConfig()
-    accounts: AccountConfig = AccountConfig()
-    adapters: AdapterConfig = AdapterConfig()
-    stream_interval_s: Annotated[float, Field(ge=0)] = 0.05
-    startup_timeout_s: Seconds = 600
-    health_check_period_s: Seconds = 1
-    health_check_timeout_s: Seconds = 10
-    shutdown_s: Seconds = 600
-
-    @model_validator(mode="after")
-    def _positive(self) -> Self:
-        for part in (self.schedule, self.accounts, self.adapters):
-            for f in fields(part):
-                value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
-                if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
-                    raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
-        return self
-
-
-class IngressSection(Section):
-    """The REST side.
-
-    max_choices      sequences of one client request: prompts x n
-    max_in_flight    client requests at once in one ingress process
-    request_timeout_s  from a request's arrival to its last token
-    registry_poll_s  how often changes of names and keys are fetched; revocation takes at most twice
-                     that
-    tokenise_inline_chars  longer prompts are tokenised off the event loop
-    """
-
-    num_replicas: Count = 1
-    num_cpus: Annotated[float, Field(ge=0)] = 0.1
-    max_body_bytes: Count = 4 * _MIB
-    max_choices: Count = 128
-    max_stop: Count = 16
-    max_in_flight: Count = 2048
-    request_timeout_s: Seconds = 600
-    registry_poll_s: Annotated[float, Field(gt=0, le=0.5)] = 0.25
-    negative_ttl_s: Seconds = 1
-    tokenise_inline_chars: Count = 2000
-
-
-class RouterSection(Section):
-    """Placement. `min_bound` "auto" is a quarter of a replica's rows."""
-
-    load_factor: Annotated[float, Field(ge=1)] = 1.25
-    vnodes: Count = 100
-    min_bound: Count | Auto = "auto"
-    stats_period_s: Seconds = 0.5
-    stats_timeout_s: Seconds = 5
 
 
 class AppConfig(Section):
@@ -169,11 +63,6 @@ class AppConfig(Section):
     @property
     def store_url(self) -> str:
         return self.store or f"file://{self.data_dir / 'objects'}"
-
-    @property
-    def min_bound(self) -> int:
-        bound = self.router.min_bound
-        return max(1, self.replica.schedule.max_seqs // 4) if bound == "auto" else bound
 
     def max_model_len(self) -> int:
         """Tokens of prompt and output together. Raises ConfigError above what the model knows."""
@@ -217,6 +106,18 @@ class AppConfig(Section):
             schedule=replica.schedule,
             accounts=replica.accounts,
             adapters=replica.adapters,
+        )
+
+    def replica_config(self, base_revision: str) -> ReplicaConfig:
+        """What every replica is given. Raises ConfigError."""
+        section = self.replica
+        return ReplicaConfig(
+            engine=self.engine_config(),
+            tokenizer_path=str(self.base.path / "tokenizer.json"),
+            base_revision=base_revision,
+            stream_interval_s=section.stream_interval_s,
+            startup_timeout_s=section.startup_timeout_s,
+            stall_s=section.stall_s,
         )
 
     def _dtype(self, root: Path) -> Dtype:

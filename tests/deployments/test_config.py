@@ -132,11 +132,6 @@ def test_context_is_checked_against_the_model(tmp_path):
         context(513)
 
 
-def test_min_bound_is_a_quarter_of_the_rows():
-    assert with_replica(schedule={"max_seqs": 32}).min_bound == 8
-    assert with_replica(schedule={"max_seqs": 2}).min_bound == 1
-
-
 def test_config_is_frozen_and_travels_as_json():
     config = with_replica(schedule={"max_seqs": 7})
     with pytest.raises(ValueError, match="frozen"):

@@ -1,0 +1,138 @@
+"""The Ray Serve application: an ingress in front of replicas and control.
+
+`build` is what a Serve config names (`import_path: deployments.app:build`); its `args` are an
+`AppConfig` inline, or `{config: path}` of a YAML file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import AppConfig, ConfigError, load
+from deployments.handles import RayControl, RayReplicas
+from deployments.ingress import Parts, create_app
+from deployments.registry import open_registry
+from deployments.replica import Replica
+from engine.model.revision import base_revision
+
+ROUTER = "router.request_router:AdapterRouter"
+SLACK = 1024
+"""Places beyond what admission lets in: our own refusals must get through, and probes."""
+
+
+class Ingress:
+    """The REST side in a Serve replica."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        revision: str,
+        replicas: DeploymentHandle[Any],
+        control: DeploymentHandle[Any],
+    ) -> None:
+        self._parts = Parts(
+            config=config,
+            base_revision=revision,
+            registry=open_registry(config.registry_url),
+            model=RayReplicas(replicas),
+            control=RayControl(control),
+            adds_request_id=False,  # Serve's proxy does
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._parts)
+
+
+class ControlHost:
+    """Control, imported where it runs: nothing else here needs torch."""
+
+    def __init__(self, config: AppConfig) -> None:
+        from deployments.control import Control  # noqa: PLC0415
+
+        self._control = Control(config)
+
+    async def publish(
+        self, tenant: str, name: str, folder: str, by: str, base: str | None
+    ) -> dict[str, Any]:
+        return await self._control.publish(tenant, name, folder, by, base)
+
+    async def retire(self, tenant: str, name: str, by: str) -> dict[str, Any]:
+        return await self._control.retire(tenant, name, by)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Raises ConfigError for what can't be served, before any replica starts."""
+    config = _config(args)
+    _check_one_host(config)
+    revision = base_revision(config.base.path, config.base.revision)
+    replica = config.replica_config(revision)
+    replicas = _replica_deployment(config).bind(replica)
+    control = serve.deployment(
+        name="Control", num_replicas=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0}
+    )(ControlHost)
+    return _ingress_deployment(config).bind(config, revision, replicas, control.bind(config))
+
+
+def _config(args: dict[str, Any]) -> AppConfig:
+    if "config" not in args:
+        return load(args)
+    if len(args) > 1:
+        raise ConfigError("args: give either `config` (a path) or the keys themselves.")
+    return load(Path(args["config"]))
+
+
+def _check_one_host(config: AppConfig) -> None:
+    """The embedded registry and store are files of one machine."""
+    registry = open_registry(config.registry_url)
+    single = registry.single_host or config.store_url.startswith("file:")
+    registry.close()
+    if single and ray.is_initialized() and _num_nodes() > 1:
+        raise ConfigError(
+            "registry and store are embedded ones, which only one Ray node can use. With more"
+            " nodes name a registry and a store that all of them reach."
+        )
+
+
+def _num_nodes() -> int:
+    return sum(bool(n["Alive"]) for n in ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _replica_deployment(config: AppConfig) -> serve.Deployment:
+    section, router = config.replica, config.router
+    return serve.deployment(
+        name="Replica",
+        num_replicas=section.num_replicas,
+        max_ongoing_requests=config.ingress.max_in_flight * config.ingress.num_replicas + SLACK,
+        graceful_shutdown_timeout_s=section.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=section.health_check_period_s,
+        health_check_timeout_s=section.health_check_timeout_s,
+        ray_actor_options={"num_cpus": section.num_cpus, "num_gpus": section.num_gpus},
+        request_router_config={
+            "request_router_class": ROUTER,
+            "request_router_kwargs": {
+                "load_factor": router.load_factor,
+                "vnodes": router.vnodes,
+                "min_bound": None if router.min_bound == "auto" else router.min_bound,
+            },
+            "request_routing_stats_period_s": router.stats_period_s,
+            "request_routing_stats_timeout_s": router.stats_timeout_s,
+        },
+    )(Replica)
+
+
+def _ingress_deployment(config: AppConfig) -> serve.Deployment:
+    section = config.ingress
+    return serve.deployment(
+        name="Ingress",
+        num_replicas=section.num_replicas,
+        max_ongoing_requests=section.max_in_flight + SLACK,
+        graceful_shutdown_timeout_s=config.replica.shutdown_s,
+        ray_actor_options={"num_cpus": section.num_cpus},
+    )(serve.ingress()(Ingress))

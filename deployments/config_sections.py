@@ -1,0 +1,122 @@
+"""The sections of the configuration file: their keys, defaults and ranges.
+
+The engine's own parts (`schedule`, `accounts`, `adapters`) are those of `engine.config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.config import AccountConfig, AdapterConfig, Device, Dtype, ScheduleConfig
+
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+_MIB = 1 << 20
+_MAY_BE_ZERO = {"depth", "max_preemptions", "locality_slack_tokens", "w_local"}
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class BaseSection(Section):
+    """The backbone.
+
+    path      Hugging Face folder
+    name      what clients call it in `model`; matched before adapter names, whole
+    revision  its revision; None: computed from the folder
+    accepts   values of an adapter's `base_model_name_or_path` that mean this base
+    """
+
+    path: Path
+    name: str = Field(min_length=1)
+    revision: str | None = None
+    accepts: tuple[str, ...] = ()
+
+
+class MemorySection(Section):
+    """Bytes of one replica. "auto" shares what the cgroup allows between the replicas."""
+
+    arena_bytes: Count | Auto = "auto"
+    host_bytes: Count | Auto = "auto"
+    page_tokens: Count = 16
+    max_move_bytes: Count = 64 * _MIB
+    disk_bytes: Count = 4 << 30
+
+
+class ReplicaSection(Section):
+    """The replicas of the model.
+
+    num_cpus      what Ray reserves for a replica actor (its children are not Ray's to count)
+    threads       CPU threads of a replica's step
+    shutdown_s    longest a replica may drain: at least the longest generation
+    stream_interval_s  longest that a later token waits to be joined with the next
+    stall_s       a core silent for so long is unhealthy
+    """
+
+    num_replicas: Count = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 0.1
+    num_gpus: Annotated[float, Field(ge=0)] = 0
+    device: Device = "cpu"
+    dtype: Dtype | Auto = "auto"
+    threads: Count | Auto = "auto"
+    max_model_len: Annotated[int, Field(ge=2)] | Auto = "auto"
+    fake_step_s: Seconds = 0.009
+    memory: MemorySection = MemorySection()
+    schedule: ScheduleConfig = ScheduleConfig()
+    accounts: AccountConfig = AccountConfig()
+    adapters: AdapterConfig = AdapterConfig()
+    stream_interval_s: Annotated[float, Field(ge=0)] = 0.05
+    startup_timeout_s: Seconds = 600
+    stall_s: Seconds = 30
+    health_check_period_s: Seconds = 1
+    health_check_timeout_s: Seconds = 10
+    shutdown_s: Seconds = 600
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        for part in (self.schedule, self.accounts, self.adapters):
+            for f in fields(part):
+                value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
+                if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
+                    raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
+        return self
+
+
+class IngressSection(Section):
+    """The REST side.
+
+    max_choices      sequences of one client request: prompts x n
+    max_in_flight    client requests at once in one ingress process
+    request_timeout_s  from a request's arrival to its last token
+    registry_poll_s  how often changes of names and keys are fetched; revocation takes at most twice
+                     that
+    tokenise_inline_chars  longer prompts are tokenised off the event loop
+    """
+
+    num_replicas: Count = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 0.1
+    max_body_bytes: Count = 4 * _MIB
+    max_choices: Count = 128
+    max_stop: Count = 16
+    max_in_flight: Count = 2048
+    request_timeout_s: Seconds = 600
+    registry_poll_s: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    negative_ttl_s: Seconds = 1
+    tokenise_inline_chars: Count = 2000
+
+
+class RouterSection(Section):
+    """Placement. min_bound "auto": a quarter of a replica's rows, as replicas report them."""
+
+    load_factor: Annotated[float, Field(ge=1)] = 1.25
+    vnodes: Count = 100
+    min_bound: Count | Auto = "auto"
+    stats_period_s: Seconds = 0.5
+    stats_timeout_s: Seconds = 5

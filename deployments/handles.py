@@ -1,0 +1,130 @@
+"""The other deployments, as the ingress calls them through Ray Serve handles.
+
+Here Ray's own exceptions end: what leaves is of `engine.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+import grpc  # type: ignore[import-untyped]
+from ray.exceptions import RayActorError, RayError, TaskCancelledError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+)
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from deployments.answers import Event, error_of
+from deployments.registry.records import AdapterRecord
+from engine.errors import LoraplexError, ReplicaLost, Unavailable
+
+logger = logging.getLogger(__name__)
+
+LOST = (RayActorError, ReplicaUnavailableError, TaskCancelledError, grpc.aio.AioRpcError)
+
+
+class RayReplicas:
+    """`generation.Model` over the handle of the replica deployment."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    def generate(
+        self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
+    ) -> RayReplicaStream:
+        handle = self._handle.options(
+            stream=True,
+            method_name="generate",
+            session_id=ring_key,
+            multiplexed_model_id=adapter_key,
+            _by_reference=False,
+        )
+        return RayReplicaStream(cast(DeploymentResponseGenerator[Any], handle.remote(call)))
+
+    async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        """Of the replicas that answer; a lost one doesn't silence the others."""
+        try:
+            response = self._handle.broadcast("status")
+            answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError):
+            raise Unavailable("No replica answers in time.", code="not_ready") from None
+        return [a for a in answers if isinstance(a, Mapping)]
+
+
+class RayReplicaStream:
+    """`generation.ReplicaStream` over one streaming handle call."""
+
+    def __init__(self, responses: DeploymentResponseGenerator[Any]) -> None:
+        self._responses = responses
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        return self
+
+    async def __anext__(self) -> list[Event]:
+        try:
+            events: list[Event] = await anext(self._responses)
+        except StopAsyncIteration:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _lost() from None  # the replica's end cancelled the call, not ours
+        except Exception as error:
+            raise _translated(error) from error
+        return events
+
+    def cancel(self) -> None:
+        self._responses.cancel()  # type: ignore[no-untyped-call]
+
+
+class RayControl:
+    """`admin_routes.Control` over the handle of the control deployment."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def publish(
+        self, *, tenant: str, name: str, folder: str, by: str, base: str | None
+    ) -> AdapterRecord:
+        return await self._call("publish", tenant, name, folder, by, base)
+
+    async def retire(self, *, tenant: str, name: str, by: str) -> AdapterRecord:
+        return await self._call("retire", tenant, name, by)
+
+    async def _call(self, method: str, *args: Any) -> AdapterRecord:
+        try:
+            answer = await self._handle.options(method_name=method).remote(*args)
+        except (RayError, RayServeException) as error:
+            logger.warning("control: %s", error)
+            raise Unavailable(
+                "The control deployment can't be reached. Try again.", retry_after_s=2.0
+            ) from None
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return AdapterRecord.from_value(answer)
+
+
+def _translated(error: Exception) -> Exception:
+    """What a failed call means to the client; errors that are bugs stay as they are."""
+    if isinstance(error, LoraplexError):
+        return error
+    if isinstance(error, LOST):
+        return _lost()
+    if isinstance(error, BackPressureError):
+        return Unavailable(
+            "The service is overloaded. Try again shortly.", code="overloaded", retry_after_s=1.0
+        )
+    if isinstance(error, DeploymentUnavailableError):
+        return Unavailable("The replicas failed to start. Tell the operator.", code="not_ready")
+    return error
+
+
+def _lost() -> ReplicaLost:
+    return ReplicaLost("The replica that served this was lost. Try again.", retry_after_s=1.0)
