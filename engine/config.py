@@ -70,12 +70,17 @@ class AccountConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """max_loads: loads at once in the loader. failure_ttl_s: how long a failure is remembered.
+    """max_loads: loads at once in the loader. failure_ttl_s: how long a failure is remembered, a
+    permanent one (the bytes themselves are at fault) for permanent_failure_ttl_s.
+    min_residency_s: how long an adapter in use keeps its place on the device when others wait for
+    room; max_drain_s: how long its sequences may then run on before they are preempted.
     max_kills: a version that killed the loader so often is refused."""
 
     max_loads: int = 4
     min_residency_s: float = 1.0
+    max_drain_s: float = 5.0
     failure_ttl_s: float = 5.0
+    permanent_failure_ttl_s: float = 300.0
     max_kills: int = 2
 
 

@@ -1,21 +1,89 @@
-"""A request in progress. Standard library only."""
+"""A request in progress. Standard library only.
+
+A small algebra of lengths, in tokens:
+
+    len(tokens)      prompt and committed output
+    num_pending      output tokens launched and not yet committed
+    length           len(tokens) + num_pending
+    num_computed     tokens whose KV is in pages, launched ones included
+    num_remaining    length - num_computed: 1 while it decodes, more while its prompt is read
+
+A sequence without a row (`row` -1) waits and holds nothing. One with a row holds its pages, its
+prefix nodes and its adapter's lease, all taken in one `schedule()` and all given back at once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.adapters.lease import Lease
+from engine.prefix import PrefixNode
 from engine.types import Request
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """tokens: prompt and committed output ids. num_computed: tokens whose KV is in pages, launched
-    ones included. num_pending: output tokens launched and not yet committed. pages: page ids."""
+    """order        counts submits: the less, the older
+    pages          page ids, in order; the first len(nodes) of them belong to the prefix tree
+    nodes          the prefix tree's nodes it refers to, from the root on
+    first_plan     id of the plan in which it got its present row
+    num_cached     prompt tokens that the prefix cache gave it when it was first admitted
+    ever_admitted  it has been charged; later admissions (after preemption) are not charged again
+    reported       its first output has left
+    positions      physical positions of `pages`, as long as `positions_epoch` is the present one
+    """
 
     request: Request
     arrival_s: float
+    order: int = 0
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_pending: int = 0
     pages: list[int] = field(default_factory=list)
     row: int = -1
+    nodes: list[PrefixNode] = field(default_factory=list)
+    lease: Lease | None = None
+    first_plan: int = 0
+    num_cached: int = 0
+    ever_admitted: bool = False
+    reported: bool = False
+    finished: bool = False
+    positions: tuple[int, ...] = ()
+    positions_epoch: int = -1
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant.id
+
+    @property
+    def adapter_key(self) -> str | None:
+        adapter = self.request.adapter
+        return None if adapter is None else adapter.key
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_remaining(self) -> int:
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens, launched ones included."""
+        return len(self.tokens) + self.num_pending - len(self.request.prompt)
+
+    @property
+    def is_done_launching(self) -> bool:
+        """Its last token is on the device: nothing more to launch, only to commit."""
+        return self.num_output >= self.request.max_tokens
+
+    def report_cached(self) -> int:
+        """`num_cached` for its first output, 0 for any later one."""
+        num_cached = 0 if self.reported else self.num_cached
+        self.reported = True
+        return num_cached

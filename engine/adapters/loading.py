@@ -1,0 +1,131 @@
+"""COLD to HOST: which versions the loader fetches next, and where it lays them.
+
+A bounded number at once, those of the tenant with the least account first. Room in host memory is
+set aside before a load is sent; block copies that nobody needs there make way, cheapest to bring
+back for their size first. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.adapters.host import HostPool
+from engine.adapters.version import State, Version
+from engine.messages import Load
+
+
+class Loading:
+    """pool: the shared host memory. account: a tenant's account value, the order of loads.
+    on_dropped: called with a version whose block has just left host memory."""
+
+    def __init__(
+        self,
+        pool: HostPool,
+        max_loads: int,
+        account: Callable[[str], float],
+        on_dropped: Callable[[Version], None],
+    ) -> None:
+        self.pool = pool
+        self._max_loads = max_loads
+        self._account = account
+        self._on_dropped = on_dropped
+        self._wanted: dict[str, Version] = {}
+        self._loading: dict[int, Version] = {}
+        self._held: dict[str, Version] = {}
+        self._worth: dict[str, float] = {}
+        self._clock = 0.0
+        self._next_id = 0
+
+    @property
+    def num_loading(self) -> int:
+        return len(self._loading)
+
+    def want(self, version: Version) -> None:
+        """Load it when its turn comes."""
+        version.state = State.WANTED
+        self._wanted[version.key] = version
+
+    def unwant(self, version: Version) -> None:
+        """Nobody waits for it any more and its load has not been sent."""
+        del self._wanted[version.key]
+
+    def start(self, now: float) -> list[Load]:
+        """The loads to send now."""
+        loads: list[Load] = []
+        while self._wanted and len(self._loading) < self._max_loads:
+            version = min(self._wanted.values(), key=self._turn)
+            offset = self._make_room(version.num_bytes)
+            if offset is None:
+                break
+            del self._wanted[version.key]
+            version.state = State.LOADING
+            version.host_offset = offset
+            version.load_id = self._next_id
+            version.began_s = now
+            self._next_id += 1
+            self._loading[version.load_id] = version
+            loads.append(Load(version.load_id, version.ref, offset, version.num_bytes))
+        return loads
+
+    def done(self, load_id: int) -> Version | None:
+        """The version whose load has ended, its block now in host memory or, if it failed, to be
+        dropped. None for a load that is not under way: an answer given twice."""
+        version = self._loading.pop(load_id, None)
+        if version is not None:
+            version.state = State.HOST
+            self._held[version.key] = version
+            self.used(version)
+        return version
+
+    def used(self, version: Version) -> None:
+        """Its block was used: it is worth its cost again (GreedyDual-Size)."""
+        self._worth[version.key] = self._clock + version.load_s / version.num_bytes
+
+    def drop(self, version: Version) -> None:
+        """Gives back the room of a block in host memory."""
+        assert version.host_offset is not None
+        self.pool.free(version.host_offset)
+        version.host_offset = None
+        del self._held[version.key]
+        del self._worth[version.key]
+
+    def check(self) -> None:
+        self.pool.check()
+        assert len(self._loading) <= self._max_loads
+        assert all(v.state is State.WANTED and v.host_offset is None for v in self._wanted.values())
+        assert all(v.state is State.LOADING for v in self._loading.values())
+        assert all(v.host_offset is not None for v in self._held.values())
+        assert set(self._held) == set(self._worth)
+        held = [*self._held.values(), *self._loading.values()]
+        assert self.pool.num_blocks == len({v.host_offset for v in held}) == len(held)
+
+    def _make_room(self, num_bytes: int) -> int | None:
+        """Offset of a free block, dropping others as needed; None (and nothing dropped in vain but
+        for fragmentation) where those that may go are too small together."""
+        offset = self.pool.allocate(num_bytes)
+        if offset is not None:
+            return offset
+        droppable = sorted((v for v in self._held.values() if _is_droppable(v)), key=self._value)
+        if self.pool.num_free + sum(v.num_bytes for v in droppable) < num_bytes:
+            return None
+        for version in droppable:
+            self._clock = max(self._clock, self._value(version))
+            self.drop(version)
+            self._on_dropped(version)
+            offset = self.pool.allocate(num_bytes)
+            if offset is not None:
+                return offset
+        return None
+
+    def _value(self, version: Version) -> float:
+        return self._worth[version.key]
+
+    def _turn(self, version: Version) -> tuple[bool, float, int]:
+        return (version.num_waiting == 0, self._account(version.ref.tenant), version.order)
+
+
+def _is_droppable(version: Version) -> bool:
+    """On the device anyway, or wanted by nobody."""
+    if version.state is State.DEVICE:
+        return True
+    return version.state is State.HOST and version.num_waiting == 0

@@ -1,0 +1,32 @@
+"""Plain counters of the core, handed over once a second. Standard library only."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+RECENT_STEPS = 1024
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. `served` counts tokens (prompt computed and output) by tenant."""
+
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    num_preemptions: int = 0
+    num_moves: int = 0
+    num_evictions: int = 0
+    num_loads: int = 0
+    served: dict[str, float] = field(default_factory=dict)
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    def serve(self, tenant: str, num_tokens: int) -> None:
+        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens
+
+    def step_quantile(self, q: float) -> float:
+        """Of the recent steps' seconds; 0 before the first."""
+        ordered = sorted(self.step_s)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,154 @@
+"""One replica's work, step by step. Standard library only; the runner is an argument.
+
+The same loop serves in the core process and, in-process, in tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from engine.accounts import Accounts
+from engine.adapters.cache import AdapterCache
+from engine.adapters.host import HostPool
+from engine.arena import Arena
+from engine.config import EngineConfig
+from engine.eviction import GreedyDualSize
+from engine.messages import Abort, Input, LoadDone, Output, Prefetch, SequenceOutput, Submit
+from engine.plan import Launch, Runner, Upload
+from engine.prefix import PrefixTree
+from engine.scheduler import Scheduler
+from engine.stepcost import StepCost
+from engine.types import FinishReason, Request
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+STATS_INTERVAL_S = 1.0
+POLL_S = 0.001
+
+
+class Engine:
+    """depth: plans on the device while the next one is scheduled. clock: seconds, monotonic.
+
+    Not thread-safe: one thread delivers messages and calls `step`.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float], depth: int
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._depth = depth
+        self._in_flight: deque[Launch] = deque()
+        self._uploads: dict[str, Upload] = {}
+        self._has_planned = False
+        self._stats_due_s = clock()
+
+    def step(self) -> Output | None:
+        """One turn of the loop. None where it had nothing to do and has nothing to say."""
+        now = self._clock()
+        self._poll_uploads(now)
+        committed: list[SequenceOutput] = []
+
+        plan = self.scheduler.schedule(now)
+        if plan:
+            self._in_flight.append(self._runner.launch(plan))
+        if self._in_flight and (len(self._in_flight) > self._depth or not plan):
+            committed = self.scheduler.commit(self._in_flight.popleft().wait())
+
+        self._has_planned = plan is not None
+        self._start_uploads()
+        return self._output(committed)
+
+    def deliver(self, message: Input) -> None:
+        """One message from outside; its effects show in the next `step`."""
+        now = self._clock()
+        match message:
+            case Submit(request):
+                self.scheduler.submit(request, now)
+            case Abort(request_id, finish):
+                self.scheduler.abort(request_id, finish)
+            case Prefetch(ref):
+                self.scheduler.cache.prefetch(ref, now)
+            case LoadDone():
+                self.scheduler.loaded(message, now)
+
+    def submit(self, request: Request) -> None:
+        self.deliver(Submit(request))
+
+    def abort(self, request_id: str, finish: FinishReason = FinishReason.ABORT) -> None:
+        self.deliver(Abort(request_id, finish))
+
+    @property
+    def idle(self) -> bool:
+        """The last step launched nothing and nothing is on the device: only a message, the end of
+        an upload or time can bring work, so the caller may wait for `max_wait_s`."""
+        return not self._in_flight and not self._has_planned
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long an idle engine's caller may wait for a message before it calls `step` again."""
+        if self._uploads or self.scheduler.num_waiting:
+            return POLL_S
+        return max(0.0, self._stats_due_s - self._clock())
+
+    def close(self) -> None:
+        """Waits for what is on the device, and lets go of it."""
+        while self._in_flight:
+            self._in_flight.popleft().wait()
+        self._runner.close()
+
+    def _poll_uploads(self, now: float) -> None:
+        for key in [key for key, upload in self._uploads.items() if upload.done()]:
+            del self._uploads[key]
+            self.scheduler.cache.on_uploaded(key, now)
+
+    def _start_uploads(self) -> None:
+        for order in self.scheduler.cache.take_uploads():
+            self._uploads[order.key] = self._runner.upload(
+                order.host_offset, order.num_bytes, order.start_page
+            )
+
+    def _output(self, committed: list[SequenceOutput]) -> Output | None:
+        cache = self.scheduler.cache
+        now = self._clock()
+        stats = None
+        if now >= self._stats_due_s:
+            stats = self.scheduler.stats()
+            self._stats_due_s = now + STATS_INTERVAL_S
+        sequences = tuple(self.scheduler.take_outputs() + committed)
+        loads = tuple(cache.take_loads())
+        residency = cache.take_residency()
+        if sequences or loads or residency or stats:
+            return Output(sequences, loads, residency, stats)
+        return None
+
+
+def build_engine(
+    config: EngineConfig, runner: Runner, base_revision: str, clock: Callable[[], float]
+) -> Engine:
+    """Composes an engine. Raises ValueError where the configuration can't serve one longest
+    sequence, or a pass can't take all rows and a prompt's token beside them."""
+    schedule, memory = config.schedule, config.memory
+    if schedule.max_step_tokens <= schedule.max_seqs:
+        raise ValueError(
+            f"max_step_tokens is {schedule.max_step_tokens}; it must exceed max_seqs,"
+            f" {schedule.max_seqs}, so that prompts get on while all rows decode"
+        )
+    reserve = -(-config.model.max_model_len // memory.page_tokens)
+    arena = Arena(runner.num_pages, reserve, runner.page_bytes, memory.max_move_bytes)
+    accounts = Accounts(config.accounts)
+    cost = StepCost()
+    idle: GreedyDualSize[Hashable] = GreedyDualSize()
+    prefix = PrefixTree(memory.page_tokens, idle, lambda: cost.line()[1] * memory.page_tokens)
+    cache = AdapterCache(
+        config.adapters,
+        arena,
+        idle,
+        prefix,
+        HostPool(memory.host_bytes),
+        ITEM_BYTES[config.model.dtype],
+        accounts,
+    )
+    scheduler = Scheduler(config, arena, accounts, cache, prefix, cost, base_revision)
+    return Engine(scheduler, runner, clock, schedule.depth)

@@ -1,0 +1,92 @@
+"""Whom to take a row or pages from. Standard library only.
+
+Every rule takes the *newest* sequence of some tenant and never the oldest of all: that one can
+always run to its end, so the whole never locks up. Nobody is taken below their share (`Accounts`:
+weight over the weights of tenants with work) for somebody else's newcomer.
+"""
+
+from __future__ import annotations
+
+from engine.accounts import Accounts
+from engine.running import RunningSet
+from engine.sequence import Sequence
+
+
+class Preemption:
+    """num_pages: pages that sequences could hold if no adapter were on the device."""
+
+    def __init__(self, running: RunningSet, accounts: Accounts, num_pages: int) -> None:
+        self._running = running
+        self._accounts = accounts
+        self._num_pages = num_pages
+
+    def is_below_share(self, tenant: str, num_pages: int) -> bool:
+        """Whether one row more with `num_pages` leaves the tenant within its share.
+
+        One row is anybody's share, with the pages that it needs.
+        """
+        rows = self._running.num_rows_of(tenant)
+        if rows == 0:
+            return True
+        pages = self._running.num_pages_of(tenant) + num_pages
+        return rows + 1 <= self._row_share(tenant) and pages <= self._page_share(tenant)
+
+    def for_row(self, plan_id: int) -> Sequence | None:
+        """Gives up a row: of the tenant with most rows for its share, that stays at or above it.
+
+        Not a sequence that got its row in plan `plan_id`, the one being made.
+        """
+        furthest, most = None, 0.0
+        for tenant, mine in self._running.by_tenant():
+            if len(mine) > 1:
+                share = self._row_share(tenant)
+                if len(mine) - 1 >= share and len(mine) / share > most:
+                    furthest, most = mine[-1], len(mine) / share
+        return self._unless_exempt(furthest, plan_id)
+
+    def for_pages(self, plan_id: int) -> Sequence | None:
+        """Gives up its pages: likewise by pages, and its tenant keeps a row at least."""
+        furthest, most = None, 0.0
+        for tenant, mine in self._running.by_tenant():
+            if len(mine) > 1:
+                pages, share = self._running.num_pages_of(tenant), self._page_share(tenant)
+                if pages - len(mine[-1].pages) >= share and pages / share > most:
+                    furthest, most = mine[-1], pages / share
+        return self._unless_exempt(furthest, plan_id)
+
+    def num_pages_above(self) -> int:
+        """Pages that tenants hold above their share: what `for_pages` could bring in at most."""
+        return sum(
+            max(0, self._running.num_pages_of(tenant) - self._page_share(tenant))
+            for tenant, mine in self._running.by_tenant()
+            if len(mine) > 1
+        )
+
+    def for_growth(self, sequence: Sequence, plan_id: int) -> Sequence | None:
+        """Gives up its pages so that `sequence` can decode on.
+
+        The newest of the tenant furthest above its share; else its own tenant's newest, itself
+        perhaps. For the oldest of all anybody's newest will do. None: it is alone.
+        """
+        victim = self.for_pages(plan_id)
+        if victim is None:
+            victim = self._running.of(sequence.tenant)[-1]
+        if victim is self._running.oldest:
+            victim = self._running.newest
+        return None if victim is self._running.oldest else victim
+
+    def for_drain(self, key: str) -> Sequence | None:
+        """The newest sequence that uses this adapter, so that the adapter can yield."""
+        users = [s for s in self._running if s.adapter_key == key]
+        return users[-1] if users and users[-1] is not self._running.oldest else None
+
+    def _unless_exempt(self, victim: Sequence | None, plan_id: int) -> Sequence | None:
+        if victim is None or victim is self._running.oldest or victim.first_plan == plan_id:
+            return None
+        return victim
+
+    def _row_share(self, tenant: str) -> int:
+        return self._accounts.share(tenant, self._running.max_rows)
+
+    def _page_share(self, tenant: str) -> int:
+        return self._accounts.share(tenant, self._num_pages)

@@ -1,0 +1,147 @@
+"""Who waits: tenant -> adapter -> FIFO. Standard library only.
+
+A FIFO is *open* while its requests could be admitted: the base's always, an adapter's as long as
+the adapter is on the device and admission to it isn't closed. So a warming adapter holds up its own
+requests alone, and looking for the next request costs nothing for those that can't go.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from engine.sequence import Sequence
+
+Key = str | None
+Fifo = OrderedDict[str, Sequence]
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._fifos: dict[str, dict[Key, Fifo]] = {}
+        self._open: set[Key] = {None}
+        self._tenants_of: dict[Key, set[str]] = {}
+        self._ready: dict[str, set[Key]] = {}
+        self._num_waiting = 0
+        self._num_of: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, sequence: Sequence) -> None:
+        """At the end of its FIFO."""
+        self._fifo(sequence)[sequence.id] = sequence
+        self._count(sequence, 1)
+
+    def push_front(self, sequence: Sequence) -> None:
+        """At the head: a preempted sequence keeps its turn. Of several, the older goes first."""
+        fifo = self._fifo(sequence)
+        fifo[sequence.id] = sequence
+        fifo.move_to_end(sequence.id, last=False)
+        self._count(sequence, 1)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Raises KeyError where it does not wait."""
+        tenant, key = sequence.tenant, sequence.adapter_key
+        fifo = self._fifos[tenant][key]
+        del fifo[sequence.id]
+        self._count(sequence, -1)
+        if not fifo:
+            self._forget(tenant, key)
+
+    def set_open(self, key: str, is_open: bool) -> None:
+        """Whether requests for this adapter can be admitted."""
+        if is_open:
+            self._open.add(key)
+        else:
+            self._open.discard(key)
+        for tenant in self._tenants_of.get(key, ()):
+            self._mark(tenant, key)
+
+    def ready_tenants(self) -> dict[str, set[Key]]:
+        """Tenants with a request that could be admitted, and the adapters of such (read only)."""
+        return self._ready
+
+    def head(self, tenant: str) -> Sequence | None:
+        """The tenant's next request: the oldest head among its open FIFOs."""
+        keys = self._ready.get(tenant)
+        if not keys:
+            return None
+        fifos = self._fifos[tenant]
+        return min((next(iter(fifos[key].values())) for key in keys), key=_age)
+
+    def waiting_for(self, key: str) -> list[Sequence]:
+        """Every request that waits for this adapter, oldest first."""
+        tenants = self._tenants_of.get(key, ())
+        return sorted((s for t in tenants for s in self._fifos[t][key].values()), key=_age)
+
+    def num_waiting_for(self, key: Key) -> int:
+        return self._num_of.get(key, 0)
+
+    @property
+    def num_warming(self) -> int:
+        """Requests whose adapter isn't open."""
+        return self._num_waiting - sum(self._num_of.get(key, 0) for key in self._open)
+
+    def check(self) -> None:
+        count: dict[Key, int] = {}
+        for tenant, fifos in self._fifos.items():
+            assert fifos, f"{tenant} waits for nothing"
+            for key, fifo in fifos.items():
+                assert fifo, f"an empty FIFO of {tenant}"
+                assert tenant in self._tenants_of[key]
+                assert (key in self._ready.get(tenant, ())) == (key in self._open)
+                count[key] = count.get(key, 0) + len(fifo)
+                for sequence in fifo.values():
+                    assert sequence.row == -1 and not sequence.pages and not sequence.nodes
+                    assert sequence.lease is None and not sequence.finished
+        assert count == self._num_of
+        assert sum(count.values()) == self._num_waiting
+        assert all(self._ready.values())
+        assert set(self._ready) <= set(self._fifos)
+        assert {k for k, t in self._tenants_of.items() if t} == set(count)
+
+    def _fifo(self, sequence: Sequence) -> Fifo:
+        tenant, key = sequence.tenant, sequence.adapter_key
+        fifos = self._fifos.setdefault(tenant, {})
+        fifo = fifos.get(key)
+        if fifo is None:
+            fifo = fifos[key] = OrderedDict()
+            self._tenants_of.setdefault(key, set()).add(tenant)
+            self._mark(tenant, key)
+        return fifo
+
+    def _mark(self, tenant: str, key: Key) -> None:
+        if key in self._open:
+            self._ready.setdefault(tenant, set()).add(key)
+        elif tenant in self._ready:
+            self._ready[tenant].discard(key)
+            if not self._ready[tenant]:
+                del self._ready[tenant]
+
+    def _forget(self, tenant: str, key: Key) -> None:
+        fifos = self._fifos[tenant]
+        del fifos[key]
+        if not fifos:
+            del self._fifos[tenant]
+        ready = self._ready.get(tenant)
+        if ready is not None:
+            ready.discard(key)
+            if not ready:
+                del self._ready[tenant]
+        tenants = self._tenants_of[key]
+        tenants.discard(tenant)
+        if not tenants:
+            del self._tenants_of[key]
+
+    def _count(self, sequence: Sequence, change: int) -> None:
+        key = sequence.adapter_key
+        self._num_waiting += change
+        left = self._num_of.get(key, 0) + change
+        if left:
+            self._num_of[key] = left
+        else:
+            del self._num_of[key]
+
+
+def _age(sequence: Sequence) -> int:
+    return sequence.order

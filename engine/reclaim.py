@@ -1,0 +1,71 @@
+"""Room in the arena: cached prefixes and idle adapters go, those that are cheapest to bring back
+for their size first. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from engine.adapters.residents import ADAPTER_KIND, Residents
+from engine.adapters.version import Version
+from engine.arena import Arena
+from engine.eviction import GreedyDualSize
+from engine.prefix import PrefixNode, PrefixTree
+
+
+class Reclaim:
+    """All or nothing: nothing is evicted where that would not be enough.
+
+    plan_id, in every call: the last launched plan, which may still use what is evicted.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        idle: GreedyDualSize[Hashable],
+        prefix: PrefixTree,
+        residents: Residents,
+    ) -> None:
+        self._arena = arena
+        self._idle = idle
+        self._prefix = prefix
+        self._residents = residents
+        self.num_evicted = 0
+
+    @property
+    def num_available(self) -> int:
+        """Pages free or idle."""
+        return self._arena.num_free + self._prefix.num_idle + self._residents.num_idle_pages
+
+    def for_pages(self, num_pages: int, plan_id: int) -> bool:
+        """Sees to it that so many pages are free. False: there aren't as many free or idle ones."""
+        if self._arena.num_free >= num_pages:
+            return True
+        if self.num_available < num_pages:
+            return False
+        while self._arena.num_free < num_pages:
+            self._evict_one(None, plan_id)
+        return True
+
+    def for_adapter(self, num_pages: int, plan_id: int) -> bool:
+        """Sees to it that the arena grants a claim of so many pages."""
+        if self.adapter_shortage(num_pages) > 0 or self.num_available < num_pages:
+            return False
+        while self._arena.adapter_pages + num_pages > self._arena.max_adapter_pages:
+            self._evict_one((ADAPTER_KIND,), plan_id)
+        return self.for_pages(num_pages, plan_id)
+
+    def adapter_shortage(self, num_pages: int) -> int:
+        """Pages of adapters in use or waited for that would have to go before a claim of so many
+        pages leaves the KV reserve alone; 0 or less where idle ones are enough."""
+        after = self._arena.adapter_pages + num_pages - self._residents.num_idle_pages
+        return after - self._arena.max_adapter_pages
+
+    def _evict_one(self, kinds: tuple[str, ...] | None, plan_id: int) -> None:
+        victim = self._idle.pop(kinds)
+        self.num_evicted += 1
+        if isinstance(victim, PrefixNode):
+            self._arena.free((self._prefix.evict(victim),), plan_id)
+        else:
+            assert isinstance(victim, Version), "fewer idle pages than counted"
+            self._residents.evict(victim, plan_id)

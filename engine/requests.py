@@ -1,0 +1,148 @@
+"""Every request in progress, from its submit to its one end. Standard library only."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine.accounts import Accounts
+from engine.adapters.cache import AdapterCache
+from engine.counters import Counters
+from engine.errors import Conflict, ErrorInfo
+from engine.holdings import Holdings
+from engine.messages import LoadDone, SequenceOutput
+from engine.prefix import PrefixNode
+from engine.queue import WaitingQueue
+from engine.refusal import refusal
+from engine.running import RunningSet
+from engine.sequence import Sequence
+from engine.types import FinishReason, Request
+
+
+class Requests:
+    """A request waits or runs; whatever it holds or has been charged is given back when it ends."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        running: RunningSet,
+        holdings: Holdings,
+        accounts: Accounts,
+        cache: AdapterCache,
+        counters: Counters,
+    ) -> None:
+        self._queue = queue
+        self._running = running
+        self._holdings = holdings
+        self._accounts = accounts
+        self._cache = cache
+        self._counters = counters
+        self._sequences: dict[str, Sequence] = {}
+        self._num_submitted = 0
+        self._outputs: list[SequenceOutput] = []
+
+    def submit(self, request: Request, now: float, max_model_len: int, base_revision: str) -> None:
+        """Takes a request in, or ends it at once with an error: one that can never be served, or
+        whose adapter has just failed to load."""
+        error = self._refusal(request, now, max_model_len, base_revision)
+        if error is not None:
+            self._outputs.append(SequenceOutput(request.id, (), FinishReason.ERROR, error))
+            return
+        sequence = Sequence(request, now, self._num_submitted, list(request.prompt))
+        self._num_submitted += 1
+        self._sequences[request.id] = sequence
+        self._accounts.arrive(request.id, request.tenant)
+        self._queue.push(sequence)
+        if request.adapter is not None:
+            self._cache.want(request.adapter)
+
+    def abort(self, request_id: str, finish: FinishReason) -> None:
+        """Ends a request, wherever it is. Nothing happens for one that has ended already."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._outputs.append(self.finish(sequence, finish))
+
+    def loaded(self, done: LoadDone, now: float) -> None:
+        """A load has ended; if it failed, so do the requests that wait for it."""
+        error = self._cache.on_loaded(done, now)
+        if error is not None:
+            for sequence in self._queue.waiting_for(done.key):
+                self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
+
+    def take_outputs(self) -> list[SequenceOutput]:
+        """Ends that no step brought about."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def admit(self, sequence: Sequence, nodes: list[PrefixNode], plan_id: int) -> bool:
+        """Gives a waiting sequence all that it needs to run, and charges it if it is new. False,
+        and nothing taken, where something can't be had. The nodes are held by the caller."""
+        if not self._holdings.take(sequence, nodes, plan_id):
+            return False
+        self._leave_queue(sequence)
+        if sequence.ever_admitted:
+            return True
+        sequence.ever_admitted = True
+        sequence.num_cached = sequence.num_computed
+        request = sequence.request
+        num_prompt = len(request.prompt) - sequence.num_cached
+        self._accounts.admit(request.id, num_prompt, request.max_tokens)
+        self._counters.prompt_tokens += len(request.prompt)
+        self._counters.cached_tokens += sequence.num_cached
+        self._counters.serve(sequence.tenant, num_prompt)
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """It waits again, at the head of its queue, and will be computed anew."""
+        self._holdings.give_back(sequence)
+        self._counters.num_preemptions += 1
+        self._queue.push_front(sequence)
+        if sequence.request.adapter is not None:
+            self._cache.want(sequence.request.adapter)
+
+    def finish(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        error: ErrorInfo | None = None,
+        tokens: tuple[int, ...] = (),
+    ) -> SequenceOutput:
+        """Ends a request in whatever state it is, and gives back all that it holds. Returns its
+        last output, which ends with `tokens`."""
+        if sequence.row >= 0:
+            self._holdings.give_back(sequence)
+        else:
+            self._leave_queue(sequence)
+        sequence.finished = True
+        del self._sequences[sequence.id]
+        is_completed = finish in (FinishReason.STOP, FinishReason.LENGTH)
+        self._accounts.finish(sequence.id, completed=is_completed)
+        return SequenceOutput(sequence.id, tokens, finish, error, sequence.report_cached())
+
+    def check(self) -> None:
+        running = list(self._running)
+        waiting = [s for s in self._sequences.values() if s.row < 0]
+        assert len(waiting) == len(self._queue) and len(running) == len(self._sequences) - len(
+            waiting
+        )
+        assert all(self._sequences[s.id] is s for s in running)
+        self._cache.check_demand(
+            waiting=Counter(s.adapter_key for s in waiting if s.adapter_key is not None),
+            leases=Counter(s.lease.key for s in running if s.lease is not None),
+        )
+
+    def _refusal(
+        self, request: Request, now: float, max_model_len: int, base_revision: str
+    ) -> ErrorInfo | None:
+        if request.id in self._sequences:
+            return Conflict(f"A request with id {request.id!r} is in progress.").info()
+        error = refusal(request, max_model_len, base_revision)
+        if error is not None:
+            return error.info()
+        if request.adapter is None:
+            return None
+        return self._cache.refusal(request.adapter) or self._cache.failure(request.adapter, now)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+        if sequence.adapter_key is not None:
+            self._cache.unwant(sequence.adapter_key)

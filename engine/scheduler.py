@@ -1,0 +1,295 @@
+"""Decides each step: who runs, with how many tokens, and what becomes of the results.
+
+Events in (`submit`, `abort`, `loaded`, `commit`), plans and instructions out. Nothing here knows a
+tensor, a device or a clock. Standard library only.
+
+There is no prefill phase and no decode phase: a sequence has tokens that are not computed yet, one
+while it decodes and more while its prompt is read, and a plan says how many of them come next.
+"""
+
+from __future__ import annotations
+
+from engine.accounts import Accounts
+from engine.adapters.cache import AdapterCache
+from engine.arena import Arena
+from engine.config import EngineConfig
+from engine.counters import Counters
+from engine.errors import LoraplexError
+from engine.holdings import Holdings
+from engine.messages import CoreStats, LoadDone, SequenceOutput
+from engine.pages import NO_PLAN
+from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
+from engine.preemption import Preemption
+from engine.prefill import Prefill
+from engine.prefix import PrefixTree
+from engine.queue import WaitingQueue
+from engine.requests import Requests
+from engine.running import RunningSet
+from engine.sequence import Sequence
+from engine.step import Step
+from engine.stepcost import StepCost
+from engine.types import FinishReason, Request
+
+NOT_FINITE = "The model's output for this request is not a finite number. Check its adapter."
+
+
+class Scheduler:
+    """The parts come in as arguments; `build_engine` composes them.
+
+    The loop is: `schedule`, launch the plan, and `commit` the results in the order of the plans,
+    at once or while a later plan is already on the device.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        arena: Arena,
+        accounts: Accounts,
+        cache: AdapterCache,
+        prefix: PrefixTree,
+        cost: StepCost,
+        base_revision: str,
+    ) -> None:
+        self._config = config
+        self._base_revision = base_revision
+        self._cost = cost
+        self._last_plan = NO_PLAN
+        self.arena = arena
+        self.accounts = accounts
+        self.cache = cache
+        self.prefix = prefix
+        self.counters = Counters()
+        self._queue = WaitingQueue()
+        self._running = RunningSet(config.schedule.max_seqs)
+        self._holdings = Holdings(
+            arena, prefix, cache, self._running, base_revision, config.schedule.prefix_cache
+        )
+        self._requests = Requests(
+            self._queue, self._running, self._holdings, accounts, cache, self.counters
+        )
+        self._preemption = Preemption(self._running, accounts, arena.num_pages - 1)
+        self._prefill = Prefill(
+            accounts,
+            cache.reclaim,
+            self._requests,
+            self._holdings,
+            self._preemption,
+            self._queue,
+            self._running,
+        )
+
+    # Events
+
+    def submit(self, request: Request, now: float) -> None:
+        """Takes a request in, or ends it at once with an error."""
+        self._requests.submit(request, now, self._config.model.max_model_len, self._base_revision)
+
+    def abort(self, request_id: str, finish: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a request, wherever it is. Nothing happens for one that has ended already."""
+        self._requests.abort(request_id, finish)
+
+    def loaded(self, done: LoadDone, now: float) -> None:
+        """A load has ended; if it failed, so do the requests that wait for it."""
+        self._requests.loaded(done, now)
+
+    def take_outputs(self) -> list[SequenceOutput]:
+        """Ends that no step brought about."""
+        return self._requests.take_outputs()
+
+    # Steps
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next plan, which the caller launches; None where there is nothing for the device."""
+        self.cache.advance(now, self._last_plan)
+        for key, is_open in self.cache.take_changes().items():
+            self._queue.set_open(key, is_open)
+        step = Step(
+            self._last_plan + 1,
+            now,
+            self._config.schedule.max_preemptions,
+            self._requests.preempt,
+        )
+        half_read = self._deal_decoding(step)
+        self._make_way_for_adapters(step)
+        self._prefill.deal(
+            step, half_read, self._num_prefill_tokens(len(step.grants)), self._starved()
+        )
+        return self._plan(step)
+
+    def commit(self, result: StepResult) -> list[SequenceOutput]:
+        """What a plan brought, in the order of the plans. Rows that have ended since, or were
+        preempted, drop their tokens."""
+        plan = result.plan
+        self.arena.settle(plan.id)
+        self._cost.observe(plan.num_tokens, result.seconds)
+        self.counters.num_steps += 1
+        self.counters.step_s.append(result.seconds)
+        failed = result.failed or (False,) * len(plan.spans)
+        outputs: list[SequenceOutput] = []
+        for span, tokens, is_failed in zip(plan.spans, result.tokens, failed, strict=True):
+            sequence = span.sequence
+            if sequence.row != span.row or plan.id < sequence.first_plan:
+                continue
+            if is_failed:
+                error = LoraplexError(NOT_FINITE, code="not_finite").info()
+                outputs.append(self._requests.finish(sequence, FinishReason.ERROR, error))
+                continue
+            self._settle_prompt(sequence, span)
+            if span.samples:
+                outputs.append(self._accept(sequence, span, tokens))
+        return outputs
+
+    # What there is
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def stats(self) -> CoreStats:
+        """The counters as they stand."""
+        counters = self.counters
+        return CoreStats(
+            num_steps=counters.num_steps,
+            num_running=len(self._running),
+            num_waiting=len(self._queue),
+            num_warming=self._queue.num_warming,
+            free_pages=self.arena.num_free,
+            num_pages=self.arena.num_pages,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            output_tokens=counters.output_tokens,
+            num_preemptions=counters.num_preemptions,
+            num_moves=counters.num_moves,
+            num_evictions=self.cache.reclaim.num_evicted,
+            num_loads=self.cache.num_loads,
+            step_p50_s=counters.step_quantile(0.5),
+            step_p99_s=counters.step_quantile(0.99),
+            served=tuple(counters.served.items()),
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError where an invariant does not hold."""
+        for part in (self.arena, self.accounts, self.cache, self.prefix):
+            part.check()
+        self._queue.check()
+        self._running.check()
+        self._requests.check()
+        self._holdings.check()
+
+    # Deciding
+
+    def _deal_decoding(self, step: Step) -> dict[str, list[Sequence]]:
+        """One token for every decoding sequence, the oldest first. Returns those whose prompt is
+        half read, by tenant."""
+        half_read: dict[str, list[Sequence]] = {}
+        for sequence in tuple(self._running):
+            if sequence.row < 0 or sequence.is_done_launching:
+                continue
+            if sequence.num_remaining > 1:
+                half_read.setdefault(sequence.tenant, []).append(sequence)
+            elif not self._holdings.needs_page(sequence) or self._grow(sequence, step):
+                step.grants[sequence] = 1
+        return half_read
+
+    def _grow(self, sequence: Sequence, step: Step) -> bool:
+        """A page more for a decoding sequence. False: it skips this step, or was preempted."""
+        while not self.cache.reclaim.for_pages(1, self._last_plan):
+            victim = self._preemption.for_growth(sequence, step.plan_id)
+            if not step.preempt(victim) or victim is sequence:
+                return False
+        return self._holdings.grow(sequence)
+
+    def _make_way_for_adapters(self, step: Step) -> None:
+        """Preempts for adapters that wait for room: users of those that were to yield and have not
+        drained in time, and sequences of tenants above their share where it is pages that lack."""
+        for key in self.cache.overdue(step.now):
+            while step.preempt(self._preemption.for_drain(key)):
+                pass
+        tenant = self.cache.starved
+        if tenant is not None and self._preemption.is_below_share(tenant, 1):
+            while step.preempt(self._preemption.for_pages(step.plan_id)):
+                pass
+
+    def _starved(self) -> float | None:
+        """Account that is not behind an adapter which has long waited for room: newcomers of such
+        tenants wait until it has got its room."""
+        tenant = self.cache.starved
+        if tenant is None:
+            return None
+        slack = self._config.accounts.locality_slack_tokens
+        return self.accounts.account(tenant).value - slack
+
+    def _num_prefill_tokens(self, num_decoding: int) -> int:
+        """What is left of the step for prompts: at least a page's worth, so that they get on
+        however long decoding alone takes, as far as the pass is large enough."""
+        schedule = self._config.schedule
+        timely = self._cost.budget(schedule.max_step_s, schedule.max_step_tokens) - num_decoding
+        room = schedule.max_step_tokens - num_decoding
+        return min(room, max(timely, self.prefix.page_tokens))
+
+    def _plan(self, step: Step) -> StepPlan | None:
+        """Positions are read after the moves: the tables say where things lie in the next plan."""
+        moves = self.arena.plan_moves(step.plan_id)
+        if moves:
+            self._holdings.moved()
+            self.counters.num_moves += len(moves)
+        if not step.grants and not moves:
+            return None
+        entries = self.cache.take_entries(self.arena.moved_adapters() if moves else ())
+        new_rows = tuple(s.row for s in step.grants if s.first_plan == step.plan_id)
+        spans = tuple(self._span(s, n) for s, n in step.grants.items())
+        self._last_plan = self._holdings.last_plan = step.plan_id
+        return StepPlan(step.plan_id, spans, moves, entries, new_rows)
+
+    def _span(self, sequence: Sequence, num_tokens: int) -> Span:
+        """Its part of the plan, counted as computed from here on."""
+        start = sequence.num_computed
+        end = start + num_tokens
+        samples = end == sequence.length
+        pages = self._holdings.positions(sequence)
+        num_pages = -(-end // self.prefix.page_tokens)
+        span = Span(
+            sequence,
+            sequence.row,
+            start,
+            num_tokens,
+            NO_ADAPTER if sequence.lease is None else sequence.lease.adapter,
+            samples,
+            sequence.num_pending > 0,
+            pages if len(pages) == num_pages else pages[:num_pages],
+        )
+        sequence.num_computed = end
+        sequence.num_pending += samples
+        return span
+
+    # Settling
+
+    def _settle_prompt(self, sequence: Sequence, span: Span) -> None:
+        """Settles the part of the prompt that a span has read."""
+        num_tokens = min(span.start + span.num_tokens, len(sequence.request.prompt)) - span.start
+        if num_tokens > 0:
+            self.accounts.computed(sequence.id, num_tokens)
+
+    def _accept(self, sequence: Sequence, span: Span, tokens: tuple[int, ...]) -> SequenceOutput:
+        """Appends what a row has drawn, up to where the sequence ends."""
+        request = sequence.request
+        num_left = request.max_tokens + len(request.prompt) - len(sequence.tokens)
+        accepted = tokens[:num_left]
+        finish = FinishReason.LENGTH if len(accepted) == num_left else None
+        for i, token in enumerate(accepted):
+            if token in request.stop_token_ids:
+                accepted, finish = accepted[:i], FinishReason.STOP
+                break
+        sequence.num_pending -= 1
+        sequence.tokens += accepted
+        self.accounts.produced(request.id, len(tokens))
+        self.counters.output_tokens += len(accepted)
+        self.counters.serve(sequence.tenant, len(accepted))
+        self._holdings.keep(sequence, span.start + span.num_tokens)
+        if finish is not None:
+            return self._requests.finish(sequence, finish, tokens=accepted)
+        return SequenceOutput(request.id, accepted, num_cached=sequence.report_cached())
