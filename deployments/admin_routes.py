@@ -77,6 +77,7 @@ class Admin:
         add("/adapters", self.publish_adapter, methods=["POST"])
         add("/adapters/{tenant}/{name}", self.show_adapter, methods=["GET"])
         add("/adapters/{tenant}/{name}", self.retire_adapter, methods=["DELETE"])
+        add("/replicas", self.list_replicas, methods=["GET"])
         add("/tenants", self.list_tenants, methods=["GET"])
         add("/tenants", self.create_tenant, methods=["POST"])
         add("/tenants/{tenant}/rotate-key", self.rotate_key, methods=["POST"])
@@ -106,6 +107,11 @@ class Admin:
         await self._record(tenant, name)
         record = await self.control.retire(tenant=tenant, name=name, by=by)
         return JSONResponse(adapter_view(record))
+
+    async def list_replicas(self, request: Request) -> Response:
+        """What each that answers says of itself: its processes, what is resident, its counters."""
+        await self._caller(request)
+        return _list([{"object": "replica", **status} for status in await self._statuses()])
 
     async def list_tenants(self, request: Request) -> Response:
         await self._caller(request)

@@ -81,7 +81,7 @@ class Service:
     @property
     def dashboard(self) -> str | None:
         """Ray's dashboard, once Ray has said where it is."""
-        found = _DASHBOARD.search(_ANSI.sub("", self.log_text()))
+        found = _DASHBOARD.search(self.log_text())
         return f"http://{found[1]}" if found else None
 
     def wait_ready(self, timeout_s: float, progress: Callable[[str], None], pause: Pause) -> bool:
@@ -136,7 +136,8 @@ class Service:
             return {}
 
     def log_text(self) -> str:
-        return self.options.log.read_text(errors="replace")
+        """What Ray and the replicas have said so far, colours taken out."""
+        return _ANSI.sub("", self.options.log.read_text(errors="replace"))
 
     def log_tail(self, lines: int = 30) -> str:
         return "\n".join(self.log_text().splitlines()[-lines:]) + f"\n(from {self.options.log})"
@@ -154,9 +155,11 @@ class Service:
             return "starting Ray"
         parts = []
         for application in applications.values():
+            deployments = application["deployments"]
             if application["status"] == "DEPLOY_FAILED":
-                raise LoraplexError(f"deployment failed: {application['message']}")
-            for name, deployment in application["deployments"].items():
+                why = [application["message"], *(d["message"] for d in deployments.values())]
+                raise LoraplexError("deployment failed: " + "\n".join(filter(None, why)))
+            for name, deployment in deployments.items():
                 replicas = deployment["replicas"]
                 running = sum(replica["state"] == "RUNNING" for replica in replicas)
                 parts.append(f"{name} {running}/{deployment['target_num_replicas']}")
