@@ -13,6 +13,7 @@ from engine.adapters.cache import AdapterCache
 from engine.adapters.host import HostPool
 from engine.arena import Arena
 from engine.config import EngineConfig
+from engine.errors import InvalidRequest
 from engine.eviction import GreedyDualSize
 from engine.messages import Abort, Input, LoadDone, Output, Prefetch, SequenceOutput, Submit
 from engine.plan import Launch, Runner, Upload
@@ -23,7 +24,6 @@ from engine.types import FinishReason, Request
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 STATS_INTERVAL_S = 1.0
-POLL_S = 0.001
 
 
 class Engine:
@@ -41,24 +41,22 @@ class Engine:
         self._depth = depth
         self._in_flight: deque[Launch] = deque()
         self._uploads: dict[str, Upload] = {}
-        self._has_planned = False
         self._stats_due_s = clock()
 
     def step(self) -> Output | None:
-        """One turn of the loop. None where it had nothing to do and has nothing to say."""
-        now = self._clock()
-        self._poll_uploads(now)
+        """One turn of the loop. None where there was nothing to do and nothing is to be said."""
+        self._poll_uploads()
         committed: list[SequenceOutput] = []
 
-        plan = self.scheduler.schedule(now)
+        plan = self.scheduler.schedule(self._clock())
         if plan:
             self._in_flight.append(self._runner.launch(plan))
+        is_working = bool(self._in_flight)
         if self._in_flight and (len(self._in_flight) > self._depth or not plan):
             committed = self.scheduler.commit(self._in_flight.popleft().wait())
 
-        self._has_planned = plan is not None
         self._start_uploads()
-        return self._output(committed)
+        return self._output(committed, is_working)
 
     def deliver(self, message: Input) -> None:
         """One message from outside; its effects show in the next `step`."""
@@ -81,16 +79,9 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """The last step launched nothing and nothing is on the device: only a message, the end of
-        an upload or time can bring work, so the caller may wait for `max_wait_s`."""
-        return not self._in_flight and not self._has_planned
-
-    @property
-    def max_wait_s(self) -> float:
-        """How long an idle engine's caller may wait for a message before it calls `step` again."""
-        if self._uploads or self.scheduler.num_waiting:
-            return POLL_S
-        return max(0.0, self._stats_due_s - self._clock())
+        """Only a message can bring work: nothing is on the device or on its way there, and no
+        adapter waits for room. Right after a `step` that had nothing to do."""
+        return not self._in_flight and not self.scheduler.cache.is_promoting
 
     def close(self) -> None:
         """Waits for what is on the device, and lets go of it."""
@@ -98,10 +89,10 @@ class Engine:
             self._in_flight.popleft().wait()
         self._runner.close()
 
-    def _poll_uploads(self, now: float) -> None:
+    def _poll_uploads(self) -> None:
         for key in [key for key, upload in self._uploads.items() if upload.done()]:
             del self._uploads[key]
-            self.scheduler.cache.on_uploaded(key, now)
+            self.scheduler.cache.on_uploaded(key, self._clock())
 
     def _start_uploads(self) -> None:
         for order in self.scheduler.cache.take_uploads():
@@ -109,7 +100,7 @@ class Engine:
                 order.host_offset, order.num_bytes, order.start_page
             )
 
-    def _output(self, committed: list[SequenceOutput]) -> Output | None:
+    def _output(self, committed: list[SequenceOutput], is_working: bool) -> Output | None:
         cache = self.scheduler.cache
         now = self._clock()
         stats = None
@@ -119,7 +110,7 @@ class Engine:
         sequences = tuple(self.scheduler.take_outputs() + committed)
         loads = tuple(cache.take_loads())
         residency = cache.take_residency()
-        if sequences or loads or residency or stats:
+        if is_working or sequences or loads or residency or stats:
             return Output(sequences, loads, residency, stats)
         return None
 
@@ -127,15 +118,23 @@ class Engine:
 def build_engine(
     config: EngineConfig, runner: Runner, base_revision: str, clock: Callable[[], float]
 ) -> Engine:
-    """Composes an engine. Raises ValueError where the configuration can't serve one longest
-    sequence, or a pass can't take all rows and a prompt's token beside them."""
+    """Composes an engine.
+
+    Raises InvalidRequest where the arena can't hold one longest sequence, or a pass can't take all
+    rows and part of a prompt beside them.
+    """
     schedule, memory = config.schedule, config.memory
     if schedule.max_step_tokens <= schedule.max_seqs:
-        raise ValueError(
-            f"max_step_tokens is {schedule.max_step_tokens}; it must exceed max_seqs,"
-            f" {schedule.max_seqs}, so that prompts get on while all rows decode"
+        raise InvalidRequest(
+            f"max_step_tokens is {schedule.max_step_tokens}. Make it larger than max_seqs,"
+            f" {schedule.max_seqs}, so that prompts get on while all rows decode."
         )
     reserve = -(-config.model.max_model_len // memory.page_tokens)
+    if runner.num_pages <= reserve:
+        raise InvalidRequest(
+            f"The arena has {runner.num_pages} pages, one of them for padding, and a sequence of"
+            f" max_model_len {config.model.max_model_len} takes {reserve}. Enlarge arena_bytes."
+        )
     arena = Arena(runner.num_pages, reserve, runner.page_bytes, memory.max_move_bytes)
     accounts = Accounts(config.accounts)
     cost = StepCost()

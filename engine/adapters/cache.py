@@ -214,6 +214,11 @@ class AdapterCache:
     # Pressure
 
     @property
+    def is_promoting(self) -> bool:
+        """A version waits for room on the device, or is on its way there."""
+        return self._promotion.is_active
+
+    @property
     def starved(self) -> str | None:
         """Tenant of an adapter that has long waited for room which sequences hold: requests of
         tenants that are not behind it wait, so that the room comes free."""

@@ -59,6 +59,10 @@ class Promotion:
         """A version that has waited for room for `min_residency_s` or longer while sequences hold
         it: those who would admit a new one let it through first."""
 
+    @property
+    def is_active(self) -> bool:
+        return bool(self._waiting or self._claimed or self._uploading)
+
     def want(self, version: Version) -> None:
         """Its block lies in host memory: bring it to the device when its turn comes."""
         self._waiting[version.key] = version
