@@ -126,7 +126,9 @@ class Replica:
     def _requests(self, call: Mapping[str, Any]) -> list[Request]:
         """Under ids of our own: two clients may send the same x-request-id at once."""
         serial = next(self._serials)
-        return [dataclasses.replace(r, id=f"{serial}:{r.id}") for r in read_call(call)]
+        return [
+            dataclasses.replace(r, id=f"{serial}-{i}:{r.id}") for i, r in enumerate(read_call(call))
+        ]
 
     def _submit(self, call: Call) -> None:
         for stream in call.streams:

@@ -1,0 +1,139 @@
+"""The core process: `python -m engine.core`. One thread runs the step loop and nothing else.
+
+The channel's threads only move bytes; messages are unpickled here, between two steps. So no other
+thread holds the GIL for more than a moment while a step is being prepared. The garbage collector
+runs between steps only, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.channel import Channel, ChannelClosed
+from engine.child import attach
+from engine.config import EngineConfig
+from engine.engine import build_engine
+from engine.errors import InvalidRequest, LoraplexError
+from engine.messages import Input, Output, Ready
+from engine.plan import Runner
+
+log = logging.getLogger("loraplex.core")
+
+YOUNG_S = 1.0
+FULL_S = 600.0
+
+
+class Steps(Protocol):
+    """What the loop asks of an `Engine`."""
+
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def max_wait_s(self) -> float: ...
+    def deliver(self, message: Input) -> None: ...
+    def step(self) -> Output | None: ...
+
+
+class Collector:
+    """Garbage collection at times of our choosing.
+
+    Nearly everything here dies by its reference count. Each second the objects made since are
+    looked at (well under a millisecond); all of them when there is nothing to do, at most once a
+    second, or else every ten minutes.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        gc.disable()
+        gc.collect()
+        gc.freeze()
+        self._clock = clock
+        self._young = self._full = clock()
+
+    def between_steps(self, idle: bool) -> None:
+        now = self._clock()
+        if now - self._full >= (YOUNG_S if idle else FULL_S):
+            gc.collect()
+            self._young = self._full = now
+        elif now - self._young >= YOUNG_S:
+            gc.collect(0)
+            self._young = now
+
+
+def serve(engine: Steps, channel: Channel, clock: Callable[[], float]) -> None:
+    """Step until the parent closes the channel. Whatever a step raises is raised here.
+
+    The engine has stats to tell once a second even when idle, so a stuck core shows.
+    """
+    collector = Collector(clock)
+    while not channel.closed:
+        for message in channel.take():
+            engine.deliver(message)
+        output = engine.step()
+        if output is not None:
+            channel.send(output)
+        collector.between_steps(engine.idle)
+        if engine.idle:
+            channel.wait(engine.max_wait_s)
+
+
+def build_runner(config: EngineConfig, host: mmap.mmap) -> Runner:
+    """The device. Each is imported only where it is used: the fake one needs no torch."""
+    match config.model.device:
+        case "fake":
+            from engine.fake_runner import FakeRunner  # noqa: PLC0415
+
+            return FakeRunner(config)
+        case "cpu":
+            import torch  # noqa: PLC0415
+
+            from engine.cpu_runner import CpuRunner  # noqa: PLC0415
+
+            torch.set_num_threads(config.model.threads)
+            return CpuRunner(config, memoryview(host))
+        case device:
+            raise InvalidRequest(f"Device {device!r} can't be served yet: choose cpu.")
+
+
+def main() -> int:
+    """Returns the exit status: 0 where the parent ended the core, 1 where the core failed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    started = time.monotonic()
+    try:
+        parent = attach()
+        channel, config = parent.channel, parent.config
+    except ChannelClosed:
+        return 0
+    try:
+        runner = build_runner(config, parent.host)
+        engine = build_engine(config, runner, config.model.revision, time.monotonic)
+    except (LoraplexError, ValueError) as error:
+        known = error if isinstance(error, LoraplexError) else InvalidRequest(str(error))
+        log.error("The core can't start: %s", known.message)
+        channel.send(known.info())
+        channel.flush(1.0)
+        return 1
+    try:
+        channel.send(Ready(runner.num_pages, runner.page_bytes, time.monotonic() - started))
+        serve(engine, channel, time.monotonic)
+    except ChannelClosed:
+        pass
+    except Exception:
+        log.exception("A step failed; the core ends.")
+        return 1
+    finally:
+        runner.close()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # No interpreter shutdown: a thread of a library that won't end must not keep memory alive.
+    os._exit(status)
