@@ -26,6 +26,8 @@ from engine.plan import Runner
 
 log = logging.getLogger("loraplex.core")
 
+IDLE_S = 0.5  # an idle core looks up so often, so that its stats show that it lives
+POLL_S = 0.001  # how soon a finished upload is noticed while nothing else is to do
 YOUNG_S = 1.0
 FULL_S = 600.0
 
@@ -35,8 +37,6 @@ class Steps(Protocol):
 
     @property
     def idle(self) -> bool: ...
-    @property
-    def max_wait_s(self) -> float: ...
     def deliver(self, message: Input) -> None: ...
     def step(self) -> Output | None: ...
 
@@ -78,9 +78,9 @@ def serve(engine: Steps, channel: Channel, clock: Callable[[], float]) -> None:
         output = engine.step()
         if output is not None:
             channel.send(output)
-        collector.between_steps(engine.idle)
-        if engine.idle:
-            channel.wait(engine.max_wait_s)
+        collector.between_steps(idle=output is None and engine.idle)
+        if output is None:
+            channel.wait(IDLE_S if engine.idle else POLL_S)
 
 
 def build_runner(config: EngineConfig, host: mmap.mmap) -> Runner:
