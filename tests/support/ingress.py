@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+import uvicorn
+from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from deployments.config import AppConfig, load
-from deployments.ingress import Parts
+from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.registry.records import AdapterRecord, TenantRecord, VersionRecord
 from deployments.registry.registry import Registry
@@ -217,3 +221,103 @@ def _counting_bytes() -> Callable[[int], bytes]:
         return count.to_bytes(num, "big")
 
     return draw
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+class InProcess:
+    """`async with`: the application with its lifespan, and a client of tenant t1."""
+
+    def __init__(self, world: World, **changes: Any) -> None:
+        self._key = world.keys["t1"]
+        self._app = create_app(world.parts(**changes))
+
+    async def __aenter__(self) -> httpx.AsyncClient:
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self._app),
+            base_url="http://test",
+            headers=bearer(self._key),
+        )
+        return self._client
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+        await self._lifespan.__aexit__(None, None, None)
+
+
+class LocalServer:
+    """`with`: the application behind a real HTTP server in a thread; answers its URL."""
+
+    def __init__(self, app: FastAPI) -> None:
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on")
+        self._server = _Announcing(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        assert self._server.up.wait(30)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+
+
+class _Announcing(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The decoded chunks of a stream; checks its frame and its end mark."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error in an answer; checks its shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"]
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def last(i: int, text: str = "", finish: str = "stop", *, completion: int = 1) -> dict[str, Any]:
+    """A sequence's last event."""
+    return {
+        "i": i,
+        "text": text,
+        "tokens": 1,
+        "finish": finish,
+        "prompt_tokens": 2,
+        "cached_tokens": 0,
+        "completion_tokens": completion,
+    }
+
+
+def announce(model: ScriptedModel) -> asyncio.Event:
+    """Set at the next call."""
+    called = asyncio.Event()
+    generate = model.generate
+
+    def wrapped(*args: Any, **kwargs: Any) -> ScriptedStream:
+        called.set()
+        return generate(*args, **kwargs)
+
+    model.generate = wrapped  # type: ignore[method-assign]
+    return called
