@@ -173,7 +173,13 @@ class AdapterRouter(RequestRouter):
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Answers at once unless every replica is full. The caller sends in the same step."""
+        """Answers at once unless every replica is full. The caller sends in the same step.
+
+        A retry (the replica refused, or died) pauses first: were our idea of that replica's limit
+        out of date, the same choice and the same refusal would spin.
+        """
+        if is_retry:
+            await self._backoff(0)
         replica = None if self._num_waiting else self._pick(pending_request)
         if replica is None:
             replica = await self._wait_for_room(pending_request)

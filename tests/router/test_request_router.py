@@ -52,7 +52,14 @@ class Harness:
         self.sent_to: dict[str, ScriptedReplica] = {}
         self.router.update_replicas(self.replicas)
 
-    async def send(self, key: str = "", ref_key: str = "", request_id: str = "id") -> str:
+    async def send(
+        self,
+        key: str = "",
+        ref_key: str = "",
+        request_id: str = "id",
+        *,
+        is_retry: bool = False,
+    ) -> str:
         """Chooses and counts as sent, in one step as Ray's caller does."""
         metadata = RequestMetadata(
             request_id=request_id,
@@ -61,7 +68,7 @@ class Harness:
             multiplexed_model_id=ref_key,
         )
         pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
-        replica = await self.router._choose_replica_for_request(pending)
+        replica = await self.router._choose_replica_for_request(pending, is_retry=is_retry)
         self.router.on_send_request(replica.replica_id)
         replica.num_ongoing += 1
         self.sent_to[replica.replica_id.unique_id] = replica
@@ -169,6 +176,15 @@ async def test_all_full_waits_and_a_completion_lets_the_first_in_line_through() 
     assert fleet.router._num_waiting == 0
     assert fleet.router.counters.waited == 3
     fleet.check()
+
+
+async def test_a_retry_pauses_and_then_chooses_afresh() -> None:
+    fleet = Harness(2)
+    retry = asyncio.create_task(fleet.send("t/a", is_retry=True))
+    await asyncio.sleep(0)
+    assert fleet.router.counters.num_picks == 0
+    await until(retry.done)
+    assert retry.result() == await fleet.send("t/a")
 
 
 async def test_room_that_only_a_probe_shows_ends_the_wait() -> None:
