@@ -312,4 +312,4 @@ def _span(rows: Ints) -> slice | torch.Tensor:
     first = int(rows[0])
     if int(rows[-1]) - first == len(rows) - 1:
         return slice(first, first + len(rows))
-    return torch.from_numpy(rows)
+    return torch.from_numpy(rows.copy())
