@@ -75,7 +75,8 @@ def _adapted(
     in_layer = config.layers is None or (
         layer is not None and layer[1] is not None and int(layer[1]) in config.layers
     )
-    return in_layer and _listed(config.targets, name)
+    # A list that names a module by its whole path means it, whatever the layers.
+    return name in config.targets or (in_layer and _listed(config.targets, name))
 
 
 def _listed(modules: tuple[str, ...] | str, name: str) -> bool:

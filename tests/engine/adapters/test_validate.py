@@ -1,0 +1,320 @@
+"""Every tensor is applied, dropped by a named rule, or an error. Cases from the field by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from engine.adapters.naming import lora_part
+from engine.adapters.peft import read_config
+from engine.adapters.tensorfile import TensorInfo
+from engine.adapters.validate import inspect
+from engine.errors import AdapterRejected
+from tests.support.peft_folders import lora_tensors, module_names, peft_config, write_base
+
+P = "base_model.model."
+Q0 = f"{P}model.layers.0.self_attn.q_proj"
+
+
+def header(tensors):
+    raw = save(tensors)
+    length = int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8 : 8 + length])
+    return {
+        name: TensorInfo(e["dtype"], tuple(e["shape"]), *e["data_offsets"])
+        for name, e in entries.items()
+    }
+
+
+def look(spec, tensors, **changes):
+    config = read_config(json.dumps(peft_config(**changes)).encode())
+    return inspect(config, header(tensors), spec.modules)
+
+
+def renamed(tensors, old, new, only=lambda name: True):
+    return {(n.replace(old, new, 1) if only(n) else n): t for n, t in tensors.items()}
+
+
+def test_a_plain_adapter_is_applied_whole(spec):
+    found = look(spec, lora_tensors(spec))
+    assert set(found.modules) == set(module_names(spec))
+    assert found.ranks == (4,) and found.warnings == () and not found.copies
+    assert found.kinds == (
+        "model.layers.*.self_attn.q_proj",
+        "model.layers.*.self_attn.v_proj",
+    )
+    assert all((s.rank, s.scale, s.has_bias) == (4, 2.0, False) for s in found.shapes.values())
+
+
+@pytest.mark.parametrize("name", ["lora_A.default.weight", "lora_A.weight"])
+def test_the_name_of_peft_s_adapter_is_no_part_of_a_tensor_s(name):
+    part = lora_part(f"{Q0}.{name}")
+    assert (part.module, part.which) == ("model.layers.0.self_attn.q_proj", "A")
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "lora_A.weight", f"{P}lora_A.weight", f"{Q0}.lora_A", f"{Q0}.lora_A.bias"]
+)
+def test_other_names_are_no_parts(name):
+    assert lora_part(name) is None
+
+
+def test_two_tensors_for_one_part_are_an_error(spec):
+    tensors = lora_tensors(spec)
+    tensors[f"{Q0}.lora_A.default.weight"] = tensors[f"{Q0}.lora_A.weight"].clone()
+    with pytest.raises(AdapterRejected, match="same weight"):
+        look(spec, tensors)
+
+
+# A-NOOP-PREFIX
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"{P}model.", f"{P}model.language_model."),
+        (P, ""),
+        (f"{P}model.", P),
+        ("self_attn", "attention"),
+    ],
+)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_wrong_prefix_is_rejected_with_both_names(spec, old, new, half):
+    tensors = renamed(lora_tensors(spec), old, new, lambda n: not half or ".layers.2." in n)
+    with pytest.raises(AdapterRejected, match="base_model"):
+        look(spec, tensors)
+
+
+def test_a_layer_that_the_base_lacks_is_rejected(spec):
+    with pytest.raises(AdapterRejected, match="not in this base"):
+        look(spec, renamed(lora_tensors(spec), ".layers.2.", ".layers.3."))
+
+
+# A-FUSED-SPLIT
+def test_fused_projections_are_rejected(spec):
+    q_out, kv_out = 16, 8
+    name = f"{P}model.layers.0.self_attn.qkv_proj"
+    tensors = {
+        f"{name}.lora_A.weight": torch.randn(4, 16),
+        f"{name}.lora_B.weight": torch.randn(q_out + 2 * kv_out, 4),
+    }
+    with pytest.raises(AdapterRejected, match="split fused projections"):
+        look(spec, tensors, target_modules=["qkv_proj"])
+
+
+# A-PATTERN-SEMANTICS
+def test_ranks_of_tensors_and_patterns_must_agree(spec):
+    ranks = {n: 8 if ".1." in n else 4 for n in module_names(spec)}
+    found = look(spec, lora_tensors(spec, ranks), rank_pattern={r"layers\.1\..*": 8})
+    assert found.ranks == (4, 8)
+    with pytest.raises(AdapterRejected, match="shape"):
+        look(spec, lora_tensors(spec, ranks))
+    with pytest.raises(AdapterRejected, match="shape"):
+        look(spec, lora_tensors(spec), rank_pattern={"q_proj": 8})
+
+
+def test_an_unused_pattern_is_a_warning(spec):
+    found = look(spec, lora_tensors(spec), rank_pattern={"proj": 8}, alpha_pattern={"^q_proj": 1})
+    assert len(found.warnings) == 2 and "'proj'" in found.warnings[0]
+
+
+# A-TARGET-FORMS
+@pytest.mark.parametrize(
+    ("changes", "warnings"),
+    [
+        ({"target_modules": "all-linear"}, 5),
+        ({"target_modules": r".*(q|v)_proj"}, 0),
+        ({"target_modules": ["self_attn.q_proj", "v_proj"]}, 0),
+        ({"target_modules": ["q_proj", "v_proj", "qkv", "linear_fc1"]}, 0),
+        ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, 1),
+        ({"target_modules": ["v_proj", "q_proj"]}, 0),
+        ({"target_modules": None}, 0),
+    ],
+)
+def test_the_tensors_are_the_truth(spec, changes, warnings):
+    assert len(look(spec, lora_tensors(spec), **changes).warnings) == warnings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": []},
+        {"target_modules": r".*layers\.(1|2)\..*(q|v)_proj"},
+        {"exclude_modules": ["v_proj"]},
+        {"layers_to_transform": [0, 1]},
+        {"modules_to_save": ["v_proj"]},
+    ],
+)
+def test_weights_that_the_config_rules_out_are_rejected(spec, changes):
+    with pytest.raises(AdapterRejected, match="rule out"):
+        look(spec, lora_tensors(spec), **changes)
+
+
+def test_some_layers_only_is_fine_where_the_config_says_so(spec):
+    tensors = lora_tensors(spec, names=module_names(spec, layers=[0, 2]))
+    assert len(look(spec, tensors, layers_to_transform=[0, 2]).modules) == 4
+    with pytest.raises(AdapterRejected, match="incomplete"):
+        look(spec, tensors)
+
+
+# A-EMPTY-ZERO3
+def test_an_empty_file_is_rejected_with_the_probable_cause(spec):
+    with pytest.raises(AdapterRejected, match="ZeRO-3"):
+        look(spec, {})
+
+
+def test_tensors_of_shape_0_are_rejected_with_the_probable_cause(spec):
+    tensors = {name: torch.zeros(0) for name in lora_tensors(spec)}
+    with pytest.raises(AdapterRejected, match="ZeRO-3"):
+        look(spec, tensors)
+
+
+@pytest.mark.parametrize("part", ["lora_A", "lora_B"])
+def test_a_missing_half_is_rejected_by_name(spec, part):
+    tensors = lora_tensors(spec)
+    del tensors[f"{P}model.layers.1.self_attn.v_proj.{part}.weight"]
+    with pytest.raises(AdapterRejected, match=rf"layers\.1\.self_attn\.v_proj\.{part}"):
+        look(spec, tensors)
+
+
+def test_rank_0_is_rejected(spec):
+    with pytest.raises(AdapterRejected):
+        look(spec, lora_tensors(spec, 0))
+
+
+def test_only_foreign_tensors_are_nothing_to_apply(spec):
+    with pytest.raises(AdapterRejected, match="nothing to apply"):
+        look(spec, {f"{P}lm_head.weight": torch.zeros(40, 16)})
+
+
+# A-NONFINITE: dtypes
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int64])
+def test_dtypes_that_are_no_floats_of_ours_are_rejected(spec, dtype):
+    tensors = lora_tensors(spec)
+    tensors[f"{Q0}.lora_B.weight"] = torch.zeros(16, 4).to(dtype)
+    with pytest.raises(AdapterRejected, match="float32, float16 or bfloat16"):
+        look(spec, tensors)
+
+
+@pytest.mark.parametrize("alpha", [0, -8, 1e9])
+def test_an_unusual_alpha_is_a_warning(spec, alpha):
+    assert "lora_alpha" in look(spec, lora_tensors(spec), lora_alpha=alpha).warnings[0]
+
+
+# Shapes, exactly
+@pytest.mark.parametrize(
+    ("part", "shape"),
+    [
+        ("lora_A", (16, 4)),
+        ("lora_A", (1, 16)),
+        ("lora_A", (4, 16, 1)),
+        ("lora_A", (4,)),
+        ("lora_B", (4, 16)),
+        ("lora_B", (8, 4)),
+        ("lora_B", (16, 1)),
+    ],
+)
+def test_no_shape_is_broadcast(spec, part, shape):
+    tensors = lora_tensors(spec)
+    tensors[f"{Q0}.{part}.weight"] = torch.randn(shape)
+    with pytest.raises(AdapterRejected, match=rf"q_proj\.{part}\.weight has shape"):
+        look(spec, tensors)
+
+
+# A-TIED-HEAD
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+def test_the_head_and_the_embedding_are_modules_of_their_own(spec, name):
+    target = name.removeprefix("model.")
+    found = look(spec, lora_tensors(spec, names=[name]), target_modules=[target])
+    assert set(found.modules) == {name}
+    assert found.modules[name].embedding == (name == "model.embed_tokens")
+
+
+def test_an_embedding_lora_has_its_own_shapes_and_names(spec):
+    tensors = lora_tensors(spec, names=["model.embed_tokens"])
+    a, b = f"{P}model.embed_tokens.lora_embedding_A", f"{P}model.embed_tokens.lora_embedding_B"
+    assert (tensors[a].shape, tensors[b].shape) == ((4, 40), (16, 4))
+    for bad in (
+        {a: tensors[a].t().contiguous(), b: tensors[b]},
+        {a: torch.randn(4, 41), b: tensors[b]},
+        {n.replace("lora_embedding_A", "lora_A.weight"): t for n, t in tensors.items()},
+        renamed(renamed(tensors, "model.embed_tokens", "lm_head"), "x", "x"),
+    ):
+        with pytest.raises(AdapterRejected):
+            look(spec, bad, target_modules=["embed_tokens", "lm_head"])
+
+
+def test_tied_adapters_are_refused(spec):
+    with pytest.raises(AdapterRejected, match="ensure_weight_tying"):
+        look(
+            spec,
+            lora_tensors(spec, names=["lm_head"]),
+            target_modules=["lm_head"],
+            ensure_weight_tying=True,
+        )
+    look(spec, lora_tensors(spec), ensure_weight_tying=True)
+
+
+# A-MODULES-TO-SAVE and A-BIAS: what may turn out to be a copy of the base, and what can't
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("lm_head.weight", "lm_head.weight"),
+        ("lm_head.base_layer.weight", "lm_head.weight"),
+        ("lm_head.modules_to_save.default.weight", "lm_head.weight"),
+        ("lm_head.modules_to_save.weight", "lm_head.weight"),
+        ("model.embed_tokens.original_module.weight", "model.embed_tokens.weight"),
+        ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.q_proj.bias"),
+        ("model.layers.0.self_attn.q_proj.base_layer.bias", "model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_full_weights_are_to_be_compared_with_the_base(spec, name, wanted):
+    tensors = {**lora_tensors(spec), P + name: torch.zeros(2)}
+    assert look(spec, tensors, bias="all").copies == {P + name: wanted}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{Q0}.lora_magnitude_vector", "DoRA"),
+        (f"{Q0}.lora_magnitude_vector.default.weight", "DoRA"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", "base_model"),
+        (f"{P}model.embed_tokens.token_adapter.trainable_tokens_delta", "vocabulary"),
+        (f"{Q0}.lora_C.weight", "no rule"),
+        ("optimizer.state", "no rule"),
+        ("lm_head.weight", "whole weight"),
+    ],
+)
+def test_any_other_tensor_is_an_error_with_a_remedy(spec, name, words):
+    with pytest.raises(AdapterRejected, match=words):
+        look(spec, {**lora_tensors(spec), name: torch.zeros(16)})
+
+
+def test_modules_to_save_without_their_weights_is_a_warning(spec):
+    found = look(spec, lora_tensors(spec), modules_to_save=["lm_head"])
+    assert found.warnings == ("modules_to_save is set, but there are no such weights",)
+
+
+@pytest.mark.parametrize("value", ["all", "lora_only", "none"])
+def test_a_bias_flag_without_biases_is_fine(spec, value):
+    assert look(spec, lora_tensors(spec), bias=value).warnings == ()
+
+
+def test_lora_bias_is_applied(spec):
+    found = look(spec, lora_tensors(spec, bias=True), lora_bias=True)
+    assert all(shape.has_bias for shape in found.shapes.values())
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_lora_bias_and_its_tensors_must_agree(spec, flag):
+    with pytest.raises(AdapterRejected, match="lora_bias"):
+        look(spec, lora_tensors(spec, bias=not flag), lora_bias=flag)
+
+
+def test_grouped_query_attention_gives_k_and_v_their_own_width(tmp_path):
+    spec = write_base(tmp_path, num_key_value_heads=1)
+    tensors = lora_tensors(spec)
+    assert tensors[f"{P}model.layers.0.self_attn.v_proj.lora_B.weight"].shape == (4, 4)
+    look(spec, tensors)
