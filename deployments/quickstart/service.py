@@ -24,8 +24,7 @@ from engine.errors import LoraplexError
 Pause = Callable[[float], bool]
 """Waits for at most so many seconds; True as soon as somebody asked to stop."""
 
-POLL_S = 0.25
-STATUS_EVERY_S = 2.0
+POLL_S = 0.5
 GENTLE_S = 30.0
 KILL_S = 10.0
 MAX_TMP = 20
@@ -85,21 +84,16 @@ class Service:
         return f"http://{found[1]}" if found else None
 
     def wait_ready(self, timeout_s: float, progress: Callable[[str], None], pause: Pause) -> bool:
-        """True when /ready answers 200, False when `pause` says to stop; tells `progress`
-        meanwhile what is being waited for.
+        """True when every deployment runs and /ready answers 200, False when `pause` says to stop.
 
-        Raises LoraplexError, with the end of the log, where the service ends, fails to deploy or
-        isn't ready in time.
+        Tells `progress` meanwhile what is being waited for. Raises LoraplexError, with the end of
+        the log, where the service ends, fails to deploy or isn't ready in time.
         """
-        begin = status_at = time.monotonic()
-        while not self._is_ready():
+        deadline = time.monotonic() + timeout_s
+        while not (self._is_deployed(progress) and self._is_ready()):
             self.require_running()
-            now = time.monotonic()
-            if now > begin + timeout_s:
+            if time.monotonic() > deadline:
                 raise LoraplexError(f"not ready after {timeout_s:.0f} s:\n{self.log_tail()}")
-            if now >= status_at:
-                status_at = now + STATUS_EVERY_S
-                progress(self._stage())
             if pause(POLL_S):
                 return False
         return True
@@ -148,22 +142,30 @@ class Service:
         except httpx.HTTPError:
             return False
 
-    def _stage(self) -> str:
-        """In a few words, what start-up is at. Raises LoraplexError where a deployment failed."""
+    def _is_deployed(self, progress: Callable[[str], None]) -> bool:
+        """Whether all that the config names runs. Raises LoraplexError where something failed."""
         applications = self.serve_details().get("applications", {})
         if not applications:
-            return "starting Ray"
-        parts = []
+            progress("starting Ray")
+            return False
+        running = True
         for application in applications.values():
             deployments = application["deployments"]
             if application["status"] == "DEPLOY_FAILED":
                 why = [application["message"], *(d["message"] for d in deployments.values())]
                 raise LoraplexError("deployment failed: " + "\n".join(filter(None, why)))
-            for name, deployment in deployments.items():
-                replicas = deployment["replicas"]
-                running = sum(replica["state"] == "RUNNING" for replica in replicas)
-                parts.append(f"{name} {running}/{deployment['target_num_replicas']}")
-        return "starting replicas: " + ", ".join(parts) if parts else "building the application"
+            running = running and application["status"] == "RUNNING"
+            progress(_stage(deployments))
+        return running
+
+
+def _stage(deployments: Mapping[str, Any]) -> str:
+    """In a few words, how far these deployments of the Serve API are."""
+    parts = []
+    for name, deployment in deployments.items():
+        running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+        parts.append(f"{name} {running}/{deployment['target_num_replicas']}")
+    return "starting replicas: " + ", ".join(parts) if parts else "building the application"
 
 
 def require_free(port: int) -> None:
