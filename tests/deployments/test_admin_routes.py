@@ -1,0 +1,138 @@
+"""The admin endpoints: who may, what they change, and what they leave alone when they refuse."""
+
+import asyncio
+
+import pytest
+
+from engine.errors import AdapterRejected, Unavailable
+from tests.support.ingress import InProcess, World, bearer, error_of
+
+PUBLISH = {"tenant": "t2", "name": "new", "folder": "a/b"}
+REQUESTS = [
+    ("GET", "/v1/adapters", None),
+    ("GET", "/v1/adapters/t1/bot", None),
+    ("POST", "/v1/adapters", PUBLISH),
+    ("DELETE", "/v1/adapters/t1/bot", None),
+    ("GET", "/v1/tenants", None),
+    ("POST", "/v1/tenants", {"id": "t3"}),
+    ("POST", "/v1/tenants/t1/rotate-key", None),
+]
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World.build(tmp_path)
+    yield world
+    world.registry.close()
+
+
+@pytest.fixture
+async def admin(world):
+    async with InProcess(world) as client:
+        client.headers.update(bearer(world.keys["admin"]))
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+async def test_only_an_admin_may_and_nothing_changes(admin, world, method, path, body):
+    before = world.registry.list("")
+    for key, status in ((world.keys["t1"], 403), ("lp-wrong", 401)):
+        response = await admin.request(method, path, json=body, headers=bearer(key))
+        error_of(response, status)
+    error_of(await admin.request(method, path, json=body, headers={"authorization": ""}), 401)
+    assert world.registry.list("") == before
+
+
+async def test_publish_serves_at_once(admin, world):
+    response = await admin.post("/v1/adapters", json=PUBLISH)
+    assert response.status_code == 201
+    view = response.json()
+    assert view["status"] == "published"
+    assert view["versions"][0]["by"] == world.keys["admin"][:7] + "..."
+    body = {"model": "new", "prompt": "x"}
+    answer = await admin.post("/v1/completions", json=body, headers=bearer(world.keys["t2"]))
+    assert answer.status_code == 200
+
+
+async def test_statuses(admin, world):
+    key = "t1/" + "a" * 64
+
+    async def shown(*replicas):
+        world.model.replies = list(replicas)
+        view = (await admin.get("/v1/adapters/t1/bot")).json()
+        return view["status"], [(p["slot"], p["tier"]) for p in view["replicas"]]
+
+    def replica(slot, **tiers):
+        failed = tiers.pop("failed", {})
+        return {"slot": slot, "residency": tiers, "failed": failed}
+
+    assert await shown() == ("published", [])
+    assert await shown(replica(0), replica(1, loading=[key])) == ("loading", [(1, "loading")])
+    assert await shown(replica(0, host=[key], device=[key]), replica(1, loading=[key])) == (
+        "resident",
+        [(0, "device"), (1, "loading")],
+    )
+    assert await shown(replica(0, failed={key: "no disk"})) == ("failed", [(0, "failed")])
+    world.model.replies = Unavailable("none")
+    assert (await admin.get("/v1/adapters/t1/bot")).json()["status"] == "published"
+    assert (await admin.get("/v1/adapters")).json()["data"][0]["status"] == "published"
+
+
+async def test_a_refused_publish_keeps_its_reason(admin, world):
+    before = world.registry.list("")
+    world.control.error = AdapterRejected("q_proj has the wrong shape", param="folder")
+    error = error_of(await admin.post("/v1/adapters", json=PUBLISH), 422)
+    assert error["code"] == "adapter_rejected"
+    assert error["message"] == "q_proj has the wrong shape"
+    assert world.registry.list("") == before
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "tenant"),
+        ({**PUBLISH, "folder": ""}, "folder"),
+        ({**PUBLISH, "folder": 7}, "folder"),
+        ({**PUBLISH, "fodler": "x"}, "fodler"),
+        ([], None),
+    ],
+)
+async def test_bad_publish_bodies(admin, body, param):
+    assert error_of(await admin.post("/v1/adapters", json=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"id": "T3"}, 400),
+        ({"id": "../x"}, 400),
+        ({"id": "t3", "weight": 0}, 400),
+        ({"id": "t3", "max_concurrent": 0}, 400),
+        ({"id": "t3", "nosuch": 1}, 400),
+        ({"id": "t1"}, 409),
+    ],
+)
+async def test_bad_tenant_bodies_change_nothing(admin, world, body, status):
+    before = world.registry.list("")
+    error_of(await admin.post("/v1/tenants", json=body), status)
+    assert world.registry.list("") == before
+
+
+async def test_what_is_not_there(admin):
+    error_of(await admin.get("/v1/adapters/t1/nosuch"), 404)
+    error_of(await admin.delete("/v1/adapters/t9/bot"), 404)
+    error_of(await admin.get("/v1/adapters/T1/bot"), 400)
+    error_of(await admin.get("/v1/adapters", params={"tenant": "../t"}), 400)
+    error_of(await admin.post("/v1/tenants/nosuch/rotate-key"), 404)
+
+
+async def test_a_rotated_key_ends_within_two_seconds(admin, world):
+    old = bearer(world.keys["t1"])
+    assert (await admin.get("/v1/models", headers=old)).status_code == 200
+    answer = (await admin.post("/v1/tenants/t1/rotate-key")).json()
+    new = bearer(answer["key"])
+    assert (await admin.get("/v1/models", headers=new)).status_code == 200
+    async with asyncio.timeout(2):
+        while (await admin.get("/v1/models", headers=old)).status_code != 401:
+            await asyncio.sleep(0.02)

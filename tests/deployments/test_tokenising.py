@@ -1,0 +1,44 @@
+"""Texts become the ids that the tokenizer library gives, long ones from another thread."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tokenizers import Tokenizer
+
+from deployments.tokenising import Tokeniser
+from engine.errors import LoraplexError
+from tests.support.ingress import write_model
+
+
+class Counting(ThreadPoolExecutor):
+    submitted = 0
+
+    def submit(self, *args, **kwargs):
+        self.submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("length", "threaded"), [(0, 0), (10, 0), (11, 1), (5000, 1)])
+async def test_long_texts_leave_the_loop(tmp_path, length, threaded):
+    folder = write_model(tmp_path)
+    with Counting(1) as executor:
+        tokeniser = Tokeniser.load(folder, executor=executor, inline_chars=10)
+        text = ("é漢x " * length)[:length]
+        expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+        assert await tokeniser.encode(text, special_tokens=True) == tuple(expected)
+        assert executor.submitted == threaded
+
+
+async def test_truncation_and_padding_of_the_file_are_off(tmp_path):
+    path = write_model(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(path))
+    tokeniser = Tokeniser.load(tmp_path)
+    assert len(await tokeniser.encode("hello", special_tokens=True)) == 5
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(LoraplexError, match="tokenizer.json"):
+        Tokeniser.load(tmp_path)
