@@ -42,6 +42,7 @@ class Replica:
     clock         seconds, monotonic
     slot          this replica's rank among the replicas
     leave         ends this process at once; called after the core's death
+    observe       sees each of the core's outputs, for measurements
     core, loader  as in `Children`
     """
 
@@ -52,6 +53,7 @@ class Replica:
         clock: Callable[[], float] = time.monotonic,
         slot: Callable[[], int] | None = None,
         leave: Callable[[int], object] = os._exit,
+        observe: Callable[[Output], object] | None = None,
         core: str = CORE,
         loader: str = LOADER,
     ) -> None:
@@ -59,6 +61,7 @@ class Replica:
         self._clock = clock
         self._slot = slot or serve_rank
         self._leave = leave
+        self._observe = observe
         model = dataclasses.replace(config.engine.model, revision=config.base_revision)
         engine = dataclasses.replace(config.engine, model=model)
         self._children = Children(engine, self._output, self._core_died, core=core, loader=loader)
@@ -152,6 +155,8 @@ class Replica:
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:
         self._heard_s = self._clock()
+        if self._observe is not None:
+            self._observe(output)
         self._residency = output.residency or self._residency
         self._stats = output.stats or self._stats
         stops: list[Input] = []

@@ -7,6 +7,7 @@ runs between steps only, too.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import mmap
@@ -28,6 +29,7 @@ log = logging.getLogger("loraplex.core")
 
 IDLE_S = 0.5  # an idle core looks up so often, so that its stats show that it lives
 POLL_S = 0.001  # how soon a finished upload is noticed while nothing else is to do
+NOTHING = Output()
 YOUNG_S = 1.0
 FULL_S = 600.0
 
@@ -76,8 +78,8 @@ def serve(engine: Steps, channel: Channel, clock: Callable[[], float]) -> None:
         for message in channel.take():
             engine.deliver(message)
         output = engine.step()
-        if output is not None:
-            channel.send(output)
+        if output is not None and output != NOTHING:
+            channel.send(dataclasses.replace(output, at_s=clock()))
         collector.between_steps(idle=output is None and engine.idle)
         if output is None:
             channel.wait(IDLE_S if engine.idle else POLL_S)

@@ -121,10 +121,13 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """at_s: when it left the core, on this host's monotonic clock (0: it never left one)."""
+
     sequences: tuple[SequenceOutput, ...] = ()
     loads: tuple[Load, ...] = ()
     residency: Residency | None = None
     stats: CoreStats | None = None
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
