@@ -113,7 +113,7 @@ class VersionRecord:
 
     def to_value(self) -> dict[str, Any]:
         return {
-            "ref": adapter_to_wire(self.ref),
+            "ref": {**adapter_to_wire(self.ref), "ranks": list(self.ref.ranks)},
             "published_s": self.published_s,
             "by": self.by,
             "base": self.base,

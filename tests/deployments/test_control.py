@@ -1,0 +1,138 @@
+"""The control deployment answers with records, or with an error as a plain value."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from deployments.config import load
+from deployments.control import Control, max_adapter_bytes
+from deployments.registry import open_registry
+from deployments.registry.records import AdapterRecord, TenantRecord
+from deployments.registry.registry import ABSENT
+from engine.model.spec import BackboneSpec
+from tests.support.peft_folders import (
+    BASE_NAME,
+    lora_tensors,
+    peft_config,
+    write_adapter,
+    write_base,
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_base(tmp_path / "base")
+    (tmp_path / "imports").mkdir()
+    config = load(
+        {
+            "data_dir": str(tmp_path / "data"),
+            "base": {"path": str(tmp_path / "base"), "name": BASE_NAME, "accepts": ["alias"]},
+            "import_root": str(tmp_path / "imports"),
+            "replica": {
+                "dtype": "float32",
+                "threads": 1,
+                "memory": {"arena_bytes": 1 << 20, "host_bytes": 1 << 20},
+            },
+        },
+        environ={},
+    )
+    registry = open_registry(config.registry_url)
+    for tenant in ("acme", "beta"):
+        record = TenantRecord(tenant)
+        registry.put(record.key, record.to_value(), ABSENT)
+    registry.close()
+    return config
+
+
+@pytest.fixture
+def control(config):
+    control = Control(config, clock=lambda: 50.0)
+    yield control
+    control.close()
+
+
+@pytest.fixture
+def folder(config):
+    spec = BackboneSpec.load(config.base.path)
+    write_adapter(config.import_root / "bot", lora_tensors(spec))
+    write_adapter(
+        config.import_root / "alias",
+        lora_tensors(spec),
+        peft_config(base_model_name_or_path="alias"),
+    )
+    return "bot"
+
+
+async def test_an_adapter_s_life(control, folder):
+    answer = await control.publish(tenant="acme", name="bot", folder=folder, by="admin")
+    assert json.loads(json.dumps(answer)) == answer
+    record = AdapterRecord.from_value(answer)
+    assert answer["status"] == "published" and record.ref.name == "bot"
+    assert record.versions[0].published_s == 50.0
+    assert await control.show("acme", "bot") == answer
+    gone = await control.retire(tenant="acme", name="bot", by="admin")
+    assert gone["status"] == "retired" and gone["current"] is None
+    assert await control.show("acme", "bot") == gone
+
+
+async def test_a_listing_is_of_one_tenant_or_of_all(control, folder):
+    for tenant, name in (("beta", "b"), ("acme", "b"), ("acme", "a")):
+        await control.publish(tenant=tenant, name=name, folder=folder, by="admin")
+    everything = (await control.list())["adapters"]
+    assert [(a["tenant"], a["name"]) for a in everything] == [
+        ("acme", "a"),
+        ("acme", "b"),
+        ("beta", "b"),
+    ]
+    assert [a["tenant"] for a in (await control.list("beta"))["adapters"]] == ["beta"]
+    assert (await control.list("nobody"))["adapters"] == []
+
+
+async def test_the_config_s_names_of_the_base_are_accepted(control, folder):
+    answer = await control.publish("acme", "bot", "alias", "admin")
+    assert answer["versions"][0]["asserted_by"] is None
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (lambda c: c.publish("acme", "bot", "../data", "admin"), 400),
+        (lambda c: c.publish("acme", "bot", "nothing", "admin"), 404),
+        (lambda c: c.publish("nobody", "bot", "bot", "admin"), 404),
+        (lambda c: c.publish("acme", "BOT", "bot", "admin"), 400),
+        (lambda c: c.publish("acme", "bot", "bot", "admin", base="other"), 400),
+        (lambda c: c.show("acme", "nothing"), 404),
+        (lambda c: c.retire("acme", "nothing", "admin"), 404),
+        (lambda c: c.show("../x", "bot"), 400),
+        (lambda c: c.list("../x"), 400),
+    ],
+)
+async def test_an_error_is_a_plain_value(control, folder, call, status):
+    answer = await call(control)
+    assert answer["error"]["status"] == status
+    assert set(answer["error"]) == {"status", "code", "message", "param", "retry_after_s"}
+    json.dumps(answer)
+
+
+# C-CONTROLLER-BLOCK
+async def test_a_bad_adapter_holds_up_no_other(control, config, folder):
+    spec = BackboneSpec.load(config.base.path)
+    write_adapter(config.import_root / "bad", lora_tensors(spec, 8))
+    calls = [
+        control.publish("acme", name, source, "admin")
+        for name, source in (("bad", "bad"), ("good1", "bot"), ("good2", "bot"))
+    ]
+    bad, *good = await asyncio.gather(*calls)
+    assert bad["error"]["status"] == 422
+    assert [answer["status"] for answer in good] == ["published", "published"]
+
+
+def test_room_for_an_adapter_is_the_arena_less_its_reserve_within_host_memory(config):
+    engine = config.engine_config()
+    spec = BackboneSpec.load(config.base.path)
+    page = spec.kv_bytes_per_token(4) * engine.memory.page_tokens
+    pages = (1 << 20) // page - 1 - engine.model.max_model_len // engine.memory.page_tokens
+    assert max_adapter_bytes(engine, spec, 4) == pages * page < 1 << 20
