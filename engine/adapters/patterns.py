@@ -104,9 +104,11 @@ def _in_child(searches: list[Search], names: Sequence[str], max_cpu_s: int) -> l
         )
     except subprocess.TimeoutExpired as error:
         raise PatternError(f"a pattern took longer than {MAX_WALL_S:g} s") from error
-    if child.returncode != 0:
-        raise PatternError(f"a pattern took more than {max_cpu_s} s or too much memory")
-    answer = json.loads(child.stdout)
+    try:
+        # The answer decides, not the exit status: a parent that ignores SIGCHLD never learns it.
+        answer = json.loads(child.stdout)
+    except ValueError as error:
+        raise PatternError(f"a pattern took more than {max_cpu_s} s or too much memory") from error
     if "error" in answer:
         raise PatternError(answer["error"])
     return [[None if hit is None else (hit[0], hit[1]) for hit in hits] for hits in answer["found"]]
