@@ -18,6 +18,7 @@ from pathlib import Path
 
 import engine
 from deployments.child import Child
+from deployments.load_failures import LoadFailures
 from deployments.loads import Loads
 from engine.channel import ChannelClosed
 from engine.config import EngineConfig
@@ -63,6 +64,7 @@ class Children:
         self._on_core_death = on_core_death
         self._modules = (core, loader)
         self._loads = Loads(config.adapters.max_kills)
+        self.load_failures = LoadFailures()
         self._core: Child | None = None
         self._loader: Child | None = None
         self._restart: asyncio.Task[None] | None = None
@@ -100,6 +102,8 @@ class Children:
             return
         with contextlib.suppress(ChannelClosed):
             for message in inputs:
+                if isinstance(message, LoadDone):
+                    self.load_failures.note(message)
                 self._core.channel.send(message)
 
     def close(self) -> None:

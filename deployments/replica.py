@@ -220,12 +220,14 @@ class Replica:
         }
 
     async def status(self) -> dict[str, Any]:
-        """For `/ready` and `loraplex adapters show`: plain values."""
+        """For `/ready` and `loraplex adapters show`: plain values. failed: why, by `ref.key`."""
         started = self._starting is not None and self._starting.done()
         return {
             "ready": started and not self._dead,
             "pids": {"replica": os.getpid(), **self._children.pids},
+            "slot": self._slot(),
             "residency": _residency(self._residency),
+            "failed": self._children.load_failures.reasons(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
         }
 

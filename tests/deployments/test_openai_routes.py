@@ -1,6 +1,5 @@
 """Answers and streams of the OpenAI endpoints, against scripted replicas."""
 
-
 import pytest
 
 from tests.support.ingress import CONTEXT, InProcess, World, events, last

@@ -35,11 +35,17 @@ Step = list[dict[str, Any]] | LoraplexError | str
 Script = Callable[[Mapping[str, Any]], Iterable[Step]]
 
 
-def write_model(folder: Path, *, template: str | None = TEMPLATE) -> Path:
-    """A Hugging Face folder without weights: every byte is a token, </s> ends a text."""
+def write_model(
+    folder: Path, *, template: str | None = TEMPLATE, num_tokens: int = 300, context: int = CONTEXT
+) -> Path:
+    """A Hugging Face folder without weights: every byte is a token, </s> ends a text.
+
+    Tokens that no text has read `<i>`, so that what a fake device says shows in an answer.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"</s>": 0, **{c: i + 1 for i, c in enumerate(alphabet)}}
+    vocab |= {f"<{i}>": i for i in range(len(vocab), num_tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,9 +59,9 @@ def write_model(folder: Path, *, template: str | None = TEMPLATE) -> Path:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
-        "vocab_size": 300,
+        "vocab_size": num_tokens,
         "rms_norm_eps": 1e-5,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
         "bos_token_id": None,

@@ -1,0 +1,32 @@
+"""Why versions last failed to load on one replica, for an operator who asks. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from engine.messages import LoadDone
+
+MAX_KEPT = 1000
+
+
+class LoadFailures:
+    """The newest reason by `ref.key`, until the version loads. The oldest go first when many fail.
+
+    max_kept  how many are remembered
+    """
+
+    def __init__(self, max_kept: int = MAX_KEPT) -> None:
+        self._max_kept = max_kept
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+
+    def note(self, done: LoadDone) -> None:
+        """A load has ended, well or badly."""
+        self._reasons.pop(done.key, None)
+        if done.error is not None:
+            self._reasons[done.key] = done.error.message
+            while len(self._reasons) > self._max_kept:
+                self._reasons.popitem(last=False)
+
+    def reasons(self) -> Mapping[str, str]:
+        return dict(self._reasons)
