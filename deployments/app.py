@@ -68,11 +68,17 @@ class ControlHost:
 
 def build(args: dict[str, Any]) -> serve.Application:
     """Raises ConfigError for what can't be served, before any replica starts."""
-    config = _config(args)
+    return compose(_config(args))
+
+
+def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Application:
+    """The application of `config`; a measurement puts a replica that looks on in the place of ours.
+
+    Raises ConfigError for what can't be served.
+    """
     _check_one_host(config)
     revision = base_revision(config.base.path, config.base.revision)
-    replica = config.replica_config(revision)
-    replicas = _replica_deployment(config).bind(replica)
+    replicas = _replica_deployment(config, replica).bind(config.replica_config(revision))
     control = serve.deployment(
         name="Control", num_replicas=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0}
     )(ControlHost)
@@ -103,7 +109,7 @@ def _num_nodes() -> int:
     return sum(bool(n["Alive"]) for n in ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def _replica_deployment(config: AppConfig) -> serve.Deployment:
+def _replica_deployment(config: AppConfig, replica: type[Replica]) -> serve.Deployment:
     section, router = config.replica, config.router
     return serve.deployment(
         name="Replica",
@@ -124,7 +130,7 @@ def _replica_deployment(config: AppConfig) -> serve.Deployment:
             "request_routing_stats_period_s": router.stats_period_s,
             "request_routing_stats_timeout_s": router.stats_timeout_s,
         },
-    )(Replica)
+    )(replica)
 
 
 def _ingress_deployment(config: AppConfig) -> serve.Deployment:
