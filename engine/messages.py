@@ -8,6 +8,7 @@ Standard library only; all three are of one release, so these travel pickled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.adapters.layout import AdapterLayout
 from engine.errors import ErrorInfo
@@ -71,9 +72,8 @@ class Load:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What one step added to one request.
+class SequenceOutput(NamedTuple):
+    """What one step added to one request. A tuple, since a step makes one for every row.
 
     tokens      new output token ids, a stop token excluded
     finish      set on a request's last output
@@ -99,7 +99,10 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class CoreStats:
-    """Plain counters of the core, handed over about once a second. Totals since its start."""
+    """Plain counters of the core, handed over about once a second. Totals since its start.
+
+    held_pages  pages of running sequences; of the others some hold cached prefixes or adapters
+    """
 
     num_steps: int
     num_running: int
@@ -117,6 +120,7 @@ class CoreStats:
     step_p50_s: float
     step_p99_s: float
     served: tuple[tuple[str, float], ...] = ()
+    held_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

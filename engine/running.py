@@ -31,6 +31,11 @@ class RunningSet:
         return len(self._free_rows)
 
     @property
+    def num_pages(self) -> int:
+        """Pages that its sequences hold; one that several share counts for each."""
+        return sum(self._num_pages.values())
+
+    @property
     def oldest(self) -> Sequence | None:
         return self._by_age[0] if self._by_age else None
 
