@@ -72,7 +72,7 @@ class DiskTier:
 
     def drop(self, prefix: str) -> None:
         """Forget a copy. Files of it that are open stay readable."""
-        shutil.rmtree(self._folder(prefix), ignore_errors=True)
+        self._remove(self._folder(prefix))
 
     def num_bytes(self) -> int:
         """Of the finished copies."""
@@ -92,7 +92,7 @@ class DiskTier:
             for _, size, folder in copies:
                 if used + num_bytes <= self._max_bytes:
                     break
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove(folder)
                 used -= size
             self._promised += num_bytes
         try:
@@ -100,6 +100,14 @@ class DiskTier:
         finally:
             with self._lock:
                 self._promised -= num_bytes
+
+    def _remove(self, folder: Path) -> None:
+        """At once for everybody: moved aside first, so that nobody finds half a version."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            tempfile.TemporaryDirectory(dir=self._incoming) as scratch,
+        ):
+            folder.rename(Path(scratch) / "removed")
 
     def _copies(self) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, folder) of each."""
