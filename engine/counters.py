@@ -23,7 +23,13 @@ class Counters:
     served: dict[str, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
-    def serve(self, tenant: str, num_tokens: int) -> None:
+    def prompt(self, tenant: str, num_computed: int, num_cached: int) -> None:
+        self.prompt_tokens += num_computed + num_cached
+        self.cached_tokens += num_cached
+        self.served[tenant] = self.served.get(tenant, 0.0) + num_computed
+
+    def output(self, tenant: str, num_tokens: int) -> None:
+        self.output_tokens += num_tokens
         self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens
 
     def step_quantile(self, q: float) -> float:

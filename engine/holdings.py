@@ -87,10 +87,6 @@ class Holdings:
         self._running.grew(sequence, 1)
         return True
 
-    def needs_page(self, sequence: Sequence) -> bool:
-        """Whether its next token has no page to lie in yet."""
-        return sequence.num_computed >= len(sequence.pages) * self._page_tokens
-
     def keep(self, sequence: Sequence, num_tokens: int) -> None:
         """Gives the prefix tree those of its pages that its first `num_tokens` tokens fill.
 

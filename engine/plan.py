@@ -7,7 +7,7 @@ Standard library only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.adapters.layout import AdapterLayout
 from engine.sequence import Sequence
@@ -15,9 +15,10 @@ from engine.sequence import Sequence
 NO_ADAPTER = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One sequence's part of a pass: tokens `start .. start + num_tokens - 1` of it.
+
+    A tuple, since a step makes one for every row: it costs a quarter of a frozen dataclass.
 
     adapter          index into the adapter table, or NO_ADAPTER
     samples          the last token's logits are sampled: the span reaches the sequence's end
@@ -88,7 +89,8 @@ class StepResult:
 class Launch(Protocol):
     """A plan on the device."""
 
-    plan: StepPlan
+    @property
+    def plan(self) -> StepPlan: ...
 
     def ready(self) -> bool:
         """Whether `wait` would return at once."""

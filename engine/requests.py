@@ -86,9 +86,7 @@ class Requests:
         request = sequence.request
         num_prompt = len(request.prompt) - sequence.num_cached
         self._accounts.admit(request.id, num_prompt, request.max_tokens)
-        self._counters.prompt_tokens += len(request.prompt)
-        self._counters.cached_tokens += sequence.num_cached
-        self._counters.serve(sequence.tenant, num_prompt)
+        self._counters.prompt(sequence.tenant, num_prompt, sequence.num_cached)
         return True
 
     def preempt(self, sequence: Sequence) -> None:

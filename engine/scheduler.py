@@ -134,7 +134,8 @@ class Scheduler:
                 error = LoraplexError(NOT_FINITE, code="not_finite").info()
                 outputs.append(self._requests.finish(sequence, FinishReason.ERROR, error))
                 continue
-            self._settle_prompt(sequence, span)
+            if span.start < len(sequence.request.prompt):
+                self._settle_prompt(sequence, span)
             if span.samples:
                 outputs.append(self._accept(sequence, span, tokens))
         return outputs
@@ -169,6 +170,7 @@ class Scheduler:
             step_p50_s=counters.step_quantile(0.5),
             step_p99_s=counters.step_quantile(0.99),
             served=tuple(counters.served.items()),
+            held_pages=self._running.num_pages,
         )
 
     def check(self) -> None:
@@ -186,12 +188,16 @@ class Scheduler:
         """One token for every decoding sequence, the oldest first. Returns those whose prompt is
         half read, by tenant."""
         half_read: dict[str, list[Sequence]] = {}
+        page_tokens = self.prefix.page_tokens
         for sequence in tuple(self._running):
-            if sequence.row < 0 or sequence.is_done_launching:
-                continue
-            if sequence.num_remaining > 1:
+            length, num_computed = sequence.length, sequence.num_computed
+            if sequence.row < 0 or length >= sequence.max_length:
+                continue  # preempted just now, or its last token is on the device
+            if length - num_computed > 1:
                 half_read.setdefault(sequence.tenant, []).append(sequence)
-            elif not self._holdings.needs_page(sequence) or self._grow(sequence, step):
+                continue
+            has_page = num_computed < len(sequence.pages) * page_tokens
+            if has_page or self._grow(sequence, step):
                 step.grants[sequence] = 1
         return half_read
 
@@ -270,15 +276,14 @@ class Scheduler:
 
     def _settle_prompt(self, sequence: Sequence, span: Span) -> None:
         """Settles the part of the prompt that a span has read."""
-        num_tokens = min(span.start + span.num_tokens, len(sequence.request.prompt)) - span.start
-        if num_tokens > 0:
-            self.accounts.computed(sequence.id, num_tokens)
+        num_tokens = min(span.num_tokens, len(sequence.request.prompt) - span.start)
+        self.accounts.computed(sequence.request.id, num_tokens)
 
     def _accept(self, sequence: Sequence, span: Span, tokens: tuple[int, ...]) -> SequenceOutput:
         """Appends what a row has drawn, up to where the sequence ends."""
         request = sequence.request
-        num_left = request.max_tokens + len(request.prompt) - len(sequence.tokens)
-        accepted = tokens[:num_left]
+        num_left = sequence.max_length - len(sequence.tokens)
+        accepted = tokens if len(tokens) <= num_left else tokens[:num_left]
         finish = FinishReason.LENGTH if len(accepted) == num_left else None
         for i, token in enumerate(accepted):
             if token in request.stop_token_ids:
@@ -287,9 +292,10 @@ class Scheduler:
         sequence.num_pending -= 1
         sequence.tokens += accepted
         self.accounts.produced(request.id, len(tokens))
-        self.counters.output_tokens += len(accepted)
-        self.counters.serve(sequence.tenant, len(accepted))
-        self._holdings.keep(sequence, span.start + span.num_tokens)
+        self.counters.output(request.tenant.id, len(accepted))
+        num_known = span.start + span.num_tokens
+        if num_known // self.prefix.page_tokens > len(sequence.nodes):
+            self._holdings.keep(sequence, num_known)
         if finish is not None:
             return self._requests.finish(sequence, finish, tokens=accepted)
         return SequenceOutput(request.id, accepted, num_cached=sequence.report_cached())

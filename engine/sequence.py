@@ -30,6 +30,7 @@ class Sequence:
     num_cached     prompt tokens that the prefix cache gave it when it was first admitted
     ever_admitted  it has been charged; later admissions (after preemption) are not charged again
     reported       its first output has left
+    max_length     prompt and all output tokens that it may have
     positions      physical positions of `pages`, as long as `positions_epoch` is the present one
     """
 
@@ -50,6 +51,10 @@ class Sequence:
     finished: bool = False
     positions: tuple[int, ...] = ()
     positions_epoch: int = -1
+    max_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.max_length = len(self.request.prompt) + self.request.max_tokens
 
     @property
     def id(self) -> str:
@@ -73,14 +78,9 @@ class Sequence:
         return len(self.tokens) + self.num_pending - self.num_computed
 
     @property
-    def num_output(self) -> int:
-        """Output tokens, launched ones included."""
-        return len(self.tokens) + self.num_pending - len(self.request.prompt)
-
-    @property
     def is_done_launching(self) -> bool:
         """Its last token is on the device: nothing more to launch, only to commit."""
-        return self.num_output >= self.request.max_tokens
+        return self.length >= self.max_length
 
     def report_cached(self) -> int:
         """`num_cached` for its first output, 0 for any later one."""
