@@ -191,7 +191,8 @@ def cheapest_slides(
     use: bytearray, runs: Sequence[Run], gaps: Sequence[tuple[int, int]], num_pages: int
 ) -> list[tuple[Run, int]]:
     """Which runs to slide up, by how many pages, topmost first, so that a gap of `num_pages` opens
-    below them. Fewest pages copied; [] where runs that can't move leave no room.
+    below them. Fewest pages copied; [] where runs that can't move leave no room. No gap is as long
+    as that yet.
 
     Two pointers over the gaps: gaps low .. high are joined below the runs between them; those but
     the lowest have to be cleared of KV pages.
@@ -216,7 +217,9 @@ def cheapest_slides(
     if best is None:
         return []
     low, high, room = best
-    top = gaps[high][1] - (room - num_pages)
+    end = gaps[high][1]
+    page = use.find(KV, end - (room - num_pages), end)
+    top = end if page < 0 else page  # no page has to leave for more shift than is needed
     slides = []
     for run in reversed(runs[low:high]):
         slides.append((run, top - run.end))
