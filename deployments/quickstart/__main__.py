@@ -20,7 +20,7 @@ from rich.console import Console
 
 from deployments.config import AppConfig, load
 from deployments.control import Control
-from deployments.quickstart.banner import show
+from deployments.quickstart.banner import Facts, show
 from deployments.quickstart.model import ModelSource, prepare_model
 from deployments.quickstart.service import Service, ServiceOptions
 from deployments.quickstart.tenants import (
@@ -95,7 +95,7 @@ def serve(
                 with console.status("starting") as status:
                     ready = service.wait_ready(READY_S, status.update, stops.pause)
                 if ready:
-                    show(console, service.url, keys, config.base.name, service.dashboard)
+                    show(console, _facts(config, service, keys))
                     console.print(f"[dim]ready after {time.monotonic() - began:.0f} s[/]")
                     while not stops.pause(WATCH_S):
                         service.require_running()
@@ -103,6 +103,17 @@ def serve(
                 console.print("\nstopping (Ctrl-C again: at once)")
                 if not service.stop(stops.pause):
                     console.print("[red]some processes could not be ended[/]")
+
+
+def _facts(config: AppConfig, service: Service, keys: Mapping[str, str]) -> Facts:
+    return Facts(
+        url=service.url,
+        keys=keys,
+        base=config.base.name,
+        dashboard=service.dashboard,
+        import_root=config.import_root,
+        program=Path(sys.executable).with_name("loraplex"),
+    )
 
 
 def _config(home: Path) -> AppConfig:

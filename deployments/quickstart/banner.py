@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -11,27 +13,41 @@ from rich.table import Table
 from deployments.quickstart.tenants import ADMIN, DEMO_TENANTS, DemoTenant
 
 
-def show(
-    console: Console, url: str, keys: Mapping[str, str], base: str, dashboard: str | None
-) -> None:
-    """Print the endpoint, every key, a curl line and an `openai` snippet to copy."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What there is to tell. keys: by tenant and `admin`; program: the `loraplex` command."""
+
+    url: str
+    keys: Mapping[str, str]
+    base: str
+    dashboard: str | None
+    import_root: Path | None
+    program: Path
+
+
+def show(console: Console, facts: Facts) -> None:
+    """Print the endpoint, every key, and lines to copy: for curl, Python and the operator."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("tenant", "model", "key"):
         table.add_column(column, no_wrap=True)
     for demo in DEMO_TENANTS:
-        table.add_row(demo.id, demo.model, keys[demo.id])
-    table.add_row("(operator)", "/v1/adapters", keys[ADMIN])
-    console.print(f"\n[bold green]loraplex is ready[/] at {url}/v1\n")
+        table.add_row(demo.id, demo.model, facts.keys[demo.id])
+    table.add_row("(operator)", "", facts.keys[ADMIN])
+    console.print(f"\n[bold green]loraplex is ready[/] at {facts.url}/v1\n")
     console.print(table)
-    console.print(f"\nEvery tenant may also ask for the base model, {base}.")
-    if dashboard:
-        console.print(f"Ray's dashboard: {dashboard}")
+    console.print(f"\nEvery tenant may also ask for the base model, {facts.base}.")
+    if facts.dashboard:
+        console.print(f"Ray's dashboard: {facts.dashboard}")
     demo = DEMO_TENANTS[0]
-    for title, text in (
-        ("With curl:", curl(url, keys[demo.id], demo)),
-        ("With the openai package:", snippet(url, keys[demo.id], demo)),
-    ):
-        console.print(f"\n[bold]{title}[/]\n")
+    parts = [
+        ("With curl:", curl(facts.url, facts.keys[demo.id], demo)),
+        ("With the openai package:", snippet(facts.url, facts.keys[demo.id], demo)),
+    ]
+    if facts.import_root is not None:
+        title = f"As the operator, with a PEFT folder `mine` below {facts.import_root}:"
+        parts.append((title, publish(facts, demo)))
+    for title, text in parts:
+        console.print(f"\n{title}\n", style="bold", highlight=False)
         # Plainly, so that a line is never wrapped and a bracket is never markup.
         console.out(text, highlight=False)
     console.print("\nCtrl-C stops everything.")
@@ -54,4 +70,11 @@ def snippet(url: str, key: str, demo: DemoTenant) -> str:
         f'    messages=[{{"role": "user", "content": {json.dumps(demo.prompt)}}}],\n'
         ")\n"
         "print(answer.choices[0].message.content)"
+    )
+
+
+def publish(facts: Facts, demo: DemoTenant) -> str:
+    return (
+        f"export LORAPLEX_URL={facts.url} LORAPLEX_ADMIN_KEY={facts.keys[ADMIN]}\n"
+        f"{facts.program} adapters publish {demo.id}/mine mine"
     )
