@@ -22,7 +22,7 @@ from engine.config import AccountConfig
 from engine.types import Tenant
 
 HISTORY = 128
-NEAR_EQUALS = 16
+NEAR_EQUALS = 8
 
 
 @dataclass(slots=True, eq=False)

@@ -397,10 +397,10 @@ class Server:
 def run(
     server: Server, tenants: list[Tenant], make: Callable[[Tenant, int], Job], steps: int
 ) -> None:
-    """Closed loop: every tenant always has requests waiting. `make(tenant, n)`: its n-th job."""
+    """Every tenant always has a batch's worth of requests waiting. `make(tenant, n)`: job n."""
     for _ in range(steps):
         for tenant in tenants:
-            while len(server.queues.get(tenant.id, ())) < 4:
+            while len(server.queues.get(tenant.id, ())) < server.rows:
                 server.num_jobs += 1
                 server.submit(make(tenant, server.num_jobs))
         server.step()
