@@ -1,7 +1,7 @@
 """One client request at a replica: one streaming call, its events, its end. Knows no HTTP, no Ray.
 
 The call is always cancelled in the end, so that pages and leases are free as soon as nobody waits
-for the answer. A replica that is lost before anything was delivered is tried once more, on another.
+for the answer. A replica that is lost before anything was delivered is tried again, on another.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from engine.types import WIRE_VERSION, AdapterRef, Request
 logger = logging.getLogger(__name__)
 FINISHES = frozenset({"stop", "length"})
 REPLICA_LOST = ReplicaLost.code
+RETRY_AFTER_S = (0.0, 1.0)
+"""Before each new attempt. The first finds another replica where the lost one is known to be gone;
+one whose core has died still answers for a moment, and is gone after the second."""
 
 
 class ReplicaStream(Protocol):
@@ -63,7 +66,7 @@ class Generation:
         """Batches until every sequence has finished. Raises LoraplexErrors."""
         deadline = self.clock() + self.timeout_s
         delivered = False
-        for attempt in (1, 2):
+        for pause_s in (*RETRY_AFTER_S, None):
             try:
                 async with aclosing(self._attempt(deadline)) as batches:
                     async for batch in batches:
@@ -71,9 +74,10 @@ class Generation:
                         yield batch
                 return
             except LoraplexError as error:
-                if delivered or attempt == 2 or error.code != REPLICA_LOST:
+                if delivered or pause_s is None or error.code != REPLICA_LOST:
                     raise
                 logger.warning("replica lost before its first token; trying another")
+                await asyncio.sleep(pause_s)
 
     async def _attempt(self, deadline: float) -> AsyncGenerator[list[Event], None]:
         word = self.nonce()

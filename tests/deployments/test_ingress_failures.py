@@ -47,23 +47,24 @@ COLD = {"status": 503, "code": "adapter_unavailable", "message": "no disk", "ret
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("loss", [ReplicaLost("lost"), [{"i": 0, "error": LOST}], None])
-async def test_a_replica_lost_at_first_is_tried_once_more(client, world, stream, loss):
-    scripts = [[loss] if loss else [], [[last(0, "fine")]]]
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_replica_lost_at_first_is_tried_again(client, world, stream, loss, times):
+    scripts = [*times * [[loss] if loss else []], [[last(0, "fine")]]]
     world.model.script = lambda call: scripts.pop(0)
     response = await client.post(CHAT, json=chat(stream=stream))
     assert response.status_code == 200
     assert "fine" in response.text
     ids = [call["requests"][0]["id"] for call, *_ in world.model.calls]
-    assert len(set(ids)) == 2
+    assert len(set(ids)) == times + 1
     assert all(s.cancelled.is_set() for s in world.model.streams)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_replica_lost_twice_is_an_error(client, world, stream):
+async def test_a_replica_lost_each_time_is_an_error(client, world, stream):
     world.model.script = lambda call: [ReplicaLost("lost")]
     error = error_of(await client.post(CHAT, json=chat(stream=stream)), 503)
     assert error["code"] == "replica_lost"
-    assert len(world.model.calls) == 2
+    assert len(world.model.calls) == 3
 
 
 async def test_a_replica_lost_in_mid_stream_is_an_error_event(client, world):
