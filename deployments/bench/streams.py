@@ -15,7 +15,7 @@ import re
 import socket
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -191,14 +191,14 @@ def _service(config: AppConfig) -> Iterator[int]:
         serve.run(compose(config, replica=TracedReplica), name=APP, route_prefix="/")
         yield port
     finally:
-        serve.shutdown()
-        ray.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
 
 
 def _processor_seconds() -> dict[str, float]:
     """User and system seconds so far, by what the process is: Ray's, our children, this client."""
     tick = os.sysconf("SC_CLK_TCK")
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
