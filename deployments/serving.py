@@ -114,8 +114,8 @@ class Serving:
         """Raises what `_generation` does, and InvalidRequest for messages."""
         ref, tenant = await self._resolve(body.model, caller)
         text = self.template.render(body.chat(), body.chat_template_kwargs)
-        prompt = await self.tokeniser.encode(text, special_tokens=False)
-        return self._generation(request_id, tenant, ref, body, [prompt])
+        prompts = await self.tokeniser.encode([text], special_tokens=False)
+        return self._generation(request_id, tenant, ref, body, prompts)
 
     async def completion(self, request_id: str, caller: Caller, body: CompletionBody) -> Generation:
         ref, tenant = await self._resolve(body.model, caller)
@@ -126,10 +126,9 @@ class Serving:
                 " Split it.",
                 param="prompt",
             )
-        tokens = [
-            await self.tokeniser.encode(p, special_tokens=True) if isinstance(p, str) else p
-            for p in prompts
-        ]
+        texts = [p for p in prompts if isinstance(p, str)]
+        encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
+        tokens = [next(encoded) if isinstance(p, str) else p for p in prompts]
         return self._generation(request_id, tenant, ref, body, tokens)
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ class Tokeniser:
     """The model's tokenizer.json. Tokenising lets other threads run, so a long text in `executor`
     doesn't hold up the event loop.
 
-    inline_chars  texts up to this long are tokenised in place
+    inline_chars  texts up to this long, all of a request together, are tokenised in place
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Tokeniser:
             raise LoraplexError(f"{path} can't be read: {error}") from None
         return cls(tokenizer, executor=executor, inline_chars=inline_chars)
 
-    async def encode(self, text: str, *, special_tokens: bool) -> tuple[int, ...]:
+    async def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[tuple[int, ...]]:
         """`special_tokens`: add those that the tokenizer puts around a text; a rendered chat
         template has its own."""
-        if len(text) <= self._inline_chars:
-            return self._encode(text, special_tokens)
+        if sum(map(len, texts)) <= self._inline_chars:
+            return self._encode(texts, special_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._encode, text, special_tokens)
+        return await loop.run_in_executor(self._executor, self._encode, texts, special_tokens)
 
-    def _encode(self, text: str, special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+    def _encode(self, texts: Sequence[str], special_tokens: bool) -> list[tuple[int, ...]]:
+        encode = self._tokenizer.encode
+        return [tuple(encode(text, add_special_tokens=special_tokens).ids) for text in texts]

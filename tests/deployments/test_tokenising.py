@@ -25,8 +25,17 @@ async def test_long_texts_leave_the_loop(tmp_path, length, threaded):
         tokeniser = Tokeniser.load(folder, executor=executor, inline_chars=10)
         text = ("é漢x " * length)[:length]
         expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-        assert await tokeniser.encode(text, special_tokens=True) == tuple(expected)
+        assert await tokeniser.encode([text], special_tokens=True) == [tuple(expected)]
         assert executor.submitted == threaded
+
+
+async def test_many_short_texts_count_together(tmp_path):
+    with Counting(1) as executor:
+        tokeniser = Tokeniser.load(write_model(tmp_path), executor=executor, inline_chars=10)
+        assert len(await tokeniser.encode(["abcde", "abcde"], special_tokens=False)) == 2
+        assert executor.submitted == 0
+        assert len(await tokeniser.encode(["abcde", "abcdef"], special_tokens=False)) == 2
+        assert executor.submitted == 1
 
 
 async def test_truncation_and_padding_of_the_file_are_off(tmp_path):
@@ -36,7 +45,7 @@ async def test_truncation_and_padding_of_the_file_are_off(tmp_path):
     tokenizer.enable_padding(length=50)
     tokenizer.save(str(path))
     tokeniser = Tokeniser.load(tmp_path)
-    assert len(await tokeniser.encode("hello", special_tokens=True)) == 5
+    assert list(map(len, await tokeniser.encode(["hello"], special_tokens=True))) == [5]
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

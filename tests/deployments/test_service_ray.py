@@ -1,0 +1,304 @@
+"""The whole service on a local Ray, its replicas on the fake device: one walk of every endpoint.
+
+What only Ray can show: handles, the router, disconnects through the proxy, publishing through
+control, and that the ingress process stays free of torch.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+from ray import serve
+from typer.testing import CliRunner
+
+from deployments import cli
+from deployments.app import build
+from deployments.registry import open_registry
+from deployments.tenants import Tenants
+from engine.model.spec import BackboneSpec
+from tests.support.ingress import bearer, error_of, write_model
+from tests.support.peft_folders import BASE_NAME, lora_tensors, write_adapter
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+HELLO = [{"role": "user", "content": "hi"}]
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("service")
+    write_model(home / "model", num_tokens=8192, context=CONTEXT)
+    spec = BackboneSpec.load(home / "model")
+    torch.manual_seed(0)
+    for name in ("one", "two"):
+        write_adapter(home / "import" / name, lora_tensors(spec))
+    return home
+
+
+@pytest.fixture(scope="module")
+def admin_key(home):
+    registry = open_registry(f"sqlite://{home}/data/registry.db")
+    numbers = iter(range(1, 100))
+    tenants = Tenants(registry, clock=time.time, random_bytes=lambda n: next(numbers).to_bytes(n))
+    key = tenants.create_admin_key()
+    registry.close()
+    return key
+
+
+@pytest.fixture(scope="module")
+def url(ray_local, home, admin_key):
+    values = {
+        "data_dir": str(home / "data"),
+        "import_root": str(home / "import"),
+        "base": {
+            "path": str(home / "model"),
+            "name": "org/tiny",
+            "revision": "r1",
+            "accepts": [BASE_NAME],
+        },
+        "replica": {
+            "num_replicas": 2,
+            "device": "fake",
+            "dtype": "float32",
+            "threads": 1,
+            "fake_step_s": 0.01,
+            "max_model_len": CONTEXT,
+            "memory": {"arena_bytes": 32 << 20, "host_bytes": 8 << 20},
+            "shutdown_s": 2,
+        },
+        "router": {"stats_period_s": 0.25},
+    }
+    serve.run(build(values), name="service", route_prefix="/")
+    yield ray_local.url
+    serve.delete("service")
+
+
+@pytest.fixture(scope="module")
+def loraplex(url, admin_key):
+    def run(*words, code=0):
+        env = {"LORAPLEX_URL": url, "LORAPLEX_ADMIN_KEY": admin_key}
+        result = CliRunner().invoke(cli.app, [*words, "--json"], env=env)
+        assert result.exit_code == code, result.output
+        return json.loads(result.output) if code == 0 else result.output
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def keys(loraplex):
+    """Two tenants; t1 has the adapters one and two."""
+    keys = {t: loraplex("tenants", "create", t)["key"] for t in ("t1", "t2")}
+    for name in ("one", "two"):
+        view = loraplex("adapters", "publish", f"t1/{name}", name)
+        assert view["status"] == "published"
+    return keys
+
+
+@pytest.fixture
+def client(url, keys):
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key=keys["t1"], max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def http(url, keys):
+    with httpx.Client(base_url=url, headers=bearer(keys["t1"]), timeout=60) as client:
+        yield client
+
+
+def counted(text):
+    """The positions that the fake device told, in order."""
+    return [int(n) for n in re.findall(r"<(\d+)>", text)]
+
+
+def replicas(url, admin_key):
+    answer = httpx.get(f"{url}/v1/replicas", headers=bearer(admin_key), timeout=30)
+    return answer.json()["data"]
+
+
+def wait_for(condition, within_s):
+    """How long it took until `condition()`."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, "not within the time"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_ready_and_request_id(url):
+    ready = httpx.get(f"{url}/ready", timeout=30)
+    assert ready.json() == {"status": "ready", "replicas": 2}
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    answer = httpx.get(f"{url}/health", headers={"x-request-id": "mine-1"})
+    assert answer.headers.get_list("x-request-id") == ["mine-1"]
+
+
+@pytest.mark.parametrize("model", ["org/tiny", "t1/one", "two"])
+def test_chat_and_stream_agree(client, model):
+    whole = client.chat.completions.create(model=model, messages=HELLO, max_tokens=20)
+    assert whole.model == model
+    assert whole.usage.completion_tokens == 20
+    said = counted(whole.choices[0].message.content)
+    first = 1000 + whole.usage.prompt_tokens
+    assert said == list(range(first, first + 20))
+    stream = client.chat.completions.create(
+        model=model,
+        messages=HELLO,
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == (
+        whole.choices[0].message.content
+    )
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert last.usage.completion_tokens == 20
+
+
+def test_many_prompts_and_choices_in_one_call(client):
+    prompts = ["a" * k for k in range(1, 41)]
+    answer = client.completions.create(model="t1/one", prompt=prompts, max_tokens=5)
+    assert [counted(c.text) for c in answer.choices] == [
+        list(range(1000 + k, 1005 + k)) for k in range(1, 41)
+    ]
+
+
+def test_concurrent_requests_all_answer(url, keys):
+    results = []
+
+    def ask(k):
+        with httpx.Client(base_url=url, headers=bearer(keys["t1"]), timeout=60) as http:
+            body = {"model": "t1/one", "prompt": "a" * k, "max_tokens": 5}
+            answer = http.post("/v1/completions", json=body).raise_for_status()
+            results.append((k, counted(answer.json()["choices"][0]["text"])))
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(1, 25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [(k, list(range(1000 + k, 1005 + k))) for k in range(1, 25)]
+
+
+def test_residency_shows(loraplex, client):
+    client.completions.create(model="t1/one", prompt="a", max_tokens=1)
+    view = loraplex("adapters", "show", "t1/one")
+    assert view["status"] == "resident"
+    assert "device" in {p["tier"] for p in view["replicas"]}
+    assert {p["slot"] for p in view["replicas"]} <= {0, 1}
+
+
+def test_errors_pass_through_ray(http, loraplex):
+    def ask(**fields):
+        return http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
+
+    assert error_of(ask(model="t2/one"), 404)["code"] == "model_not_found"
+    assert error_of(ask(model="t1/one", max_tokens=-1), 400)["param"] == "max_tokens"
+    assert error_of(ask(model="t1/one", max_tokens=10**9), 400)["code"] == "context_length_exceeded"
+    said = loraplex("adapters", "publish", "t1/bad", "../model", code=1)
+    assert "import root" in said
+    assert "does not exist" in loraplex("adapters", "publish", "t9/bad", "one", code=1)
+    assert "no adapter t1/bad" in loraplex("adapters", "show", "t1/bad", code=1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_pages(http, url, admin_key, stream):
+    """Most of 4000 steps of 10 ms are left when it goes."""
+
+    def working():
+        stats = [r["stats"] for r in replicas(url, admin_key)]
+        return any(s["num_running"] or s["num_waiting"] for s in stats if s)
+
+    body = {"model": "org/tiny", "prompt": "a", "max_tokens": 4000, "stream": stream, "n": 2}
+    wait_for(lambda: not working(), 10)
+    if stream:
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            lines = response.iter_lines()
+            next(lines)
+            wait_for(working, 10)
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/completions", json=body, timeout=2.5)
+    # Counters come once a second: pages free within a second show within two and a bit.
+    assert wait_for(lambda: not working(), 10) < 2.5
+
+
+def test_no_torch_in_ingress_and_replica_processes(url):
+    found = {}
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            name = (process / "cmdline").read_text()
+            match = re.search(r"ServeReplica:service:(\w+)", name)
+            if match:
+                found[match[1]] = "libtorch" in (process / "maps").read_text()
+    assert found == {"Ingress": False, "Replica": False, "Control": True}
+
+
+def test_revocation_within_two_seconds(url, loraplex):
+    key = loraplex("tenants", "create", "t3")["key"]
+
+    def status():
+        return httpx.get(f"{url}/v1/models", headers=bearer(key), timeout=30).status_code
+
+    assert status() == 200
+    new = loraplex("tenants", "rotate-key", "t3")["key"]
+    assert wait_for(lambda: status() == 401, 5) < 2
+    assert httpx.get(f"{url}/v1/models", headers=bearer(new)).status_code == 200
+
+
+def test_retiring_ends_new_requests_only(http, loraplex):
+    loraplex("adapters", "publish", "t1/gone", "two")
+    body = {"model": "t1/gone", "prompt": "a", "max_tokens": 100, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        loraplex("adapters", "retire", "t1/gone")
+        wait_for(lambda: http.post("/v1/completions", json=body).status_code == 404, 5)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("victim", ["replica", "core"])
+def test_a_lost_replica_ends_its_streams_with_an_error_and_is_replaced(
+    http, client, url, admin_key, victim
+):
+    wait_for(lambda: len(replicas(url, admin_key)) == 2, 60)
+    body = {"model": "t1/one", "prompt": "a", "max_tokens": 4000, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        wait_for(lambda: any(_busy(r) for r in replicas(url, admin_key)), 10)
+        pids = next(r for r in replicas(url, admin_key) if _busy(r))["pids"]
+        os.kill(pids[victim], signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "replica_lost"
+    answer = client.completions.create(model="t1/one", prompt="a", max_tokens=3)
+    assert counted(answer.choices[0].text) == [1001, 1002, 1003]
+    wait_for(lambda: not any(_alive(pid) for pid in pids.values()), 10)
+    wait_for(
+        lambda: sum(r["ready"] and r["pids"] != pids for r in replicas(url, admin_key)) == 2, 60
+    )
+
+
+def _busy(replica):
+    return replica["stats"] is not None and replica["stats"]["num_running"] > 0
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().split()[2] != "Z"
+    except OSError:
+        return False
