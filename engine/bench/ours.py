@@ -1,0 +1,139 @@
+"""An engine in this process, with random adapters and a loader that answers at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from engine.adapters.layout import AdapterLayout
+from engine.adapters.weights import Adapter, ModuleWeights, pack
+from engine.config import (
+    Dtype,
+    EngineConfig,
+    MemoryConfig,
+    ModelConfig,
+    ScheduleConfig,
+    StoreConfig,
+)
+from engine.cpu_runner import CpuRunner
+from engine.engine import Engine, build_engine
+from engine.messages import Load, LoadDone, Output
+from engine.model.modules import LAYER_MODULES
+from engine.model.spec import BackboneSpec
+from engine.types import AdapterRef, Request, SamplingParams, Tenant
+
+BASE_REVISION = "bench"
+GREEDY = SamplingParams(temperature=0.0)
+HOST_BYTES = 64 << 20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def bench_config(path: str, dtype: Dtype, threads: int, batch: int, max_len: int) -> EngineConfig:
+    """Room for twice the batch, prompts read in passes of 512 tokens, no prefix cache."""
+    spec = BackboneSpec.load(path)
+    itemsize = DTYPES[dtype].itemsize
+    return EngineConfig(
+        ModelConfig(path=path, dtype=dtype, threads=threads, max_model_len=max_len),
+        MemoryConfig(
+            arena_bytes=spec.kv_bytes_per_token(itemsize) * max_len * batch * 2 + HOST_BYTES,
+            host_bytes=HOST_BYTES,
+        ),
+        StoreConfig("file:///nowhere", "/nowhere"),
+        ScheduleConfig(max_seqs=batch, max_step_s=60.0, prefix_cache=False),
+    )
+
+
+def random_adapter(spec: BackboneSpec, rank: int, kinds: tuple[str, ...]) -> Adapter:
+    """Rank `rank` on the projections `kinds` of every layer."""
+    modules = spec.modules.modules
+    ids = [
+        layer * len(LAYER_MODULES) + i
+        for layer in range(spec.num_layers)
+        for i, name in enumerate(LAYER_MODULES)
+        if name.rsplit(".", 1)[1] in kinds
+    ]
+    weights = {
+        i: ModuleWeights(
+            torch.randn(rank, modules[i].in_features) * 0.02,
+            torch.randn(modules[i].out_features, rank) * 0.02,
+            2.0,
+        )
+        for i in ids
+    }
+    return Adapter(weights, spec.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one batch took: seconds of each step in which every row decoded, and the tokens."""
+
+    decode_s: list[float]
+    tokens: list[list[int]]
+
+
+class OurEngine:
+    """The whole engine: scheduler, arena, adapter cache and CPU runner."""
+
+    def __init__(self, config: EngineConfig, adapters: list[Adapter]) -> None:
+        host = memoryview(bytearray(HOST_BYTES))
+        self._host = host
+        self._dtype = DTYPES[config.model.dtype]
+        self.runner = CpuRunner(config, host)
+        self._engine: Engine = build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
+        self._tenant = Tenant("bench")
+        self._adapters = {f"digest-{i}": adapter for i, adapter in enumerate(adapters)}
+        self._num_requests = 0
+        self.refs = [
+            AdapterRef(
+                self._tenant.id,
+                f"adapter-{i}",
+                f"digest-{i}",
+                BASE_REVISION,
+                (),
+                adapter.layout().num_elements,
+                0,
+                "",
+            )
+            for i, adapter in enumerate(adapters)
+        ]
+
+    def run(self, prompts: list[list[int]], refs: list[AdapterRef | None], max_tokens: int) -> Run:
+        """Answer the prompts at once, greedily."""
+        ids = []
+        for prompt, ref in zip(prompts, refs, strict=True):
+            ids.append(f"request-{self._num_requests}")
+            self._num_requests += 1
+            self._engine.submit(
+                Request(ids[-1], self._tenant, ref, tuple(prompt), max_tokens, GREEDY)
+            )
+        tokens: dict[str, list[int]] = {i: [] for i in ids}
+        finished: set[str] = set()
+        decode_s = []
+        while len(finished) < len(ids):
+            start = time.perf_counter()
+            output = self._engine.step()
+            seconds = time.perf_counter() - start
+            if output is None:
+                continue
+            for load in output.loads:
+                self._engine.deliver(self._load(load))
+            if all(tokens.values()) and len(output.sequences) == len(ids):
+                decode_s.append(seconds)
+            finished |= self._take(output, tokens)
+        return Run(decode_s, [tokens[i] for i in ids])
+
+    def _take(self, output: Output, tokens: dict[str, list[int]]) -> set[str]:
+        for part in output.sequences:
+            if part.error is not None:
+                raise RuntimeError(part.error.message)
+            tokens[part.request_id] += part.tokens
+        return {part.request_id for part in output.sequences if part.finish}
+
+    def _load(self, load: Load) -> LoadDone:
+        adapter = self._adapters[load.ref.digest]
+        layout: AdapterLayout = adapter.layout()
+        room = self._host[load.host_offset : load.host_offset + load.num_bytes]
+        pack(adapter, layout, self._dtype, room)
+        return LoadDone(load.load_id, load.ref.key, layout, None, 0.0, False)
