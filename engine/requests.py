@@ -53,7 +53,7 @@ class Requests:
         self._accounts.arrive(request.id, request.tenant)
         self._queue.push(sequence)
         if request.adapter is not None:
-            self._cache.want(request.adapter)
+            self._cache.want(request.adapter, sequence.tenant)
 
     def abort(self, request_id: str, finish: FinishReason) -> None:
         """Ends a request, wherever it is. Nothing happens for one that has ended already."""
@@ -95,7 +95,7 @@ class Requests:
         self._counters.num_preemptions += 1
         self._queue.push_front(sequence)
         if sequence.request.adapter is not None:
-            self._cache.want(sequence.request.adapter)
+            self._cache.want(sequence.request.adapter, sequence.tenant)
 
     def finish(
         self,

@@ -96,11 +96,12 @@ class AdapterCache:
         error, until_s = self._failures.get(ref.key, (None, 0.0))
         return error if now < until_s else None
 
-    def want(self, ref: AdapterRef) -> None:
-        """One more request waits for it."""
+    def want(self, ref: AdapterRef, tenant: str) -> None:
+        """One more request, of this tenant, waits for it."""
         version = self._version(ref)
         version.num_waiting += 1
         if version.num_waiting == 1:
+            version.tenant = tenant
             self._approach(version)
 
     def unwant(self, key: str) -> None:
@@ -220,10 +221,10 @@ class AdapterCache:
 
     @property
     def starved(self) -> str | None:
-        """Tenant of an adapter that has long waited for room which sequences hold: requests of
-        tenants that are not behind it wait, so that the room comes free."""
+        """Whose adapter has long waited for room that sequences hold: requests of tenants that are
+        not behind this one wait, so that the room comes free."""
         version = self._promotion.starved
-        return None if version is None else version.ref.tenant
+        return None if version is None else version.tenant
 
     def overdue(self, now: float) -> list[str]:
         """Versions that were to yield and whose sequences have not drained in time."""
@@ -259,7 +260,7 @@ class AdapterCache:
         version = self._versions.get(ref.key)
         if version is None:
             num_bytes = ref.num_elements * self._itemsize
-            version = Version(ref, num_bytes, self._arena.pages_for(num_bytes))
+            version = Version(ref, num_bytes, self._arena.pages_for(num_bytes), ref.tenant)
             self._versions[ref.key] = version
         return version
 

@@ -121,7 +121,7 @@ class Loading:
         return self._worth[version.key]
 
     def _turn(self, version: Version) -> tuple[bool, float, int]:
-        return (version.num_waiting == 0, self._account(version.ref.tenant), version.order)
+        return (version.num_waiting == 0, self._account(version.tenant), version.order)
 
 
 def _is_droppable(version: Version) -> bool:

@@ -176,8 +176,8 @@ class Promotion:
             self._residents.close(version, now)
 
     def _yielders(self, claimant: Version, now: float) -> list[Version]:
-        waiting_tenants = {version.ref.tenant for version in self._waiting.values()}
-        limit = self._account(claimant.ref.tenant) + self._slack
+        waiting_tenants = {version.tenant for version in self._waiting.values()}
+        limit = self._account(claimant.tenant) + self._slack
         oldest = now - self._config.min_residency_s
         return [
             v
@@ -185,7 +185,7 @@ class Promotion:
             if v.is_open
             and not v.is_idle
             and v.resident_since_s <= oldest
-            and (v.ref.tenant in waiting_tenants or self._account(v.ref.tenant) > limit)
+            and (v.tenant in waiting_tenants or self._account(v.tenant) > limit)
         ]
 
     def _stop_yielding(self) -> None:
@@ -198,10 +198,10 @@ class Promotion:
         return [version for version in self._residents if version.closed_since_s is not None]
 
     def _turn(self, version: Version) -> tuple[bool, float, int]:
-        return (version.num_waiting == 0, self._account(version.ref.tenant), version.order)
+        return (version.num_waiting == 0, self._account(version.tenant), version.order)
 
     def _yields_before(self, version: Version) -> tuple[float, float]:
-        return (-self._account(version.ref.tenant), version.resident_since_s)
+        return (-self._account(version.tenant), version.resident_since_s)
 
     # Uploads
 

@@ -41,7 +41,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """order             counts first wishes: the less, the longer it has been wanted
+    """tenant            whose request was the first of those that wait, or waited last
+    order             counts first wishes: the less, the longer it has been wanted
     num_waiting       queued requests
     num_leases        sequences that use it
     host_offset       its block in host memory, or the room for it (None: there is none)
@@ -55,6 +56,7 @@ class Version:
     ref: AdapterRef
     num_bytes: int
     num_pages: int
+    tenant: str
     order: int = 0
     state: State = State.WANTED
     num_waiting: int = 0

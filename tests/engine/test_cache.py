@@ -1,0 +1,323 @@
+"""Where adapter versions are: one load however many ask, failures, leases, and who yields to whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.adapters.cache import Tier
+from engine.config import AdapterConfig, ScheduleConfig
+from engine.errors import AdapterRejected, AdapterUnavailable, ErrorInfo
+from engine.messages import LoadDone, Prefetch
+from engine.types import AdapterRef, FinishReason
+from tests.support.world import World, adapter, config
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+GONE = AdapterUnavailable("The object can't be read.").info()
+
+
+def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
+    return replace(ScheduleConfig(max_seqs=8, max_step_tokens=32, depth=depth), **fields)
+
+
+def failing(*names: str, error: ErrorInfo = GONE) -> object:
+    return lambda ref: error if ref.name in names else None
+
+
+def tier(world: World, ref: AdapterRef) -> Tier:
+    return world.engine.scheduler.cache.tier(ref)
+
+
+# Loads -----------------------------------------------------------------------------------------
+
+
+@DEPTHS
+def test_one_load_however_many_ask(depth: int) -> None:
+    world = World(config(schedule=schedule(depth)), upload_s=0.03)
+    ref = adapter("a")
+    for i in range(40):
+        world.submit(f"r{i}", max_tokens=3, ref=ref)
+        world.step()
+    world.run()
+    assert len(world.loads) == 1
+    assert all(a.finish is FinishReason.LENGTH for a in world.answers.values())
+    assert tier(world, ref) is Tier.DEVICE
+    assert world.residency.device == (ref.key,)
+
+
+def test_a_load_belongs_to_nobody_who_asked_for_it() -> None:
+    world = World(config())
+    ref = adapter("a")
+    world.submit("first", ref=ref)
+    world.step()
+    world.submit("second", ref=ref)
+    world.engine.abort("first")
+    world.run()
+    assert world.answers["first"].finish is FinishReason.ABORT
+    assert world.answers["second"].finish is FinishReason.LENGTH
+    assert len(world.loads) == 1
+
+
+def test_a_load_that_all_have_left_is_kept_when_it_ends() -> None:
+    world = World(config())
+    ref = adapter("a")
+    world.submit("r", ref=ref)
+    world.step()
+    world.engine.abort("r")
+    world.run()
+    world.submit("again", ref=ref)
+    world.run()
+    assert len(world.loads) == 1
+    assert world.answers["again"].finish is FinishReason.LENGTH
+
+
+def test_what_nobody_waits_for_any_more_is_not_loaded() -> None:
+    world = World(config(adapters=AdapterConfig(max_loads=1)))
+    world.submit("a", ref=adapter("a"))
+    world.submit("b", ref=adapter("b"))
+    world.step()
+    world.engine.abort("b")
+    world.run()
+    assert [load.ref.name for load in world.loads] == ["a"]
+
+
+def test_loads_are_bounded_and_those_of_the_least_served_tenant_come_first() -> None:
+    world = World(config(adapters=AdapterConfig(max_loads=2)))
+    world.submit("served", tenant="rich", prompt=30, max_tokens=30)
+    world.step()
+    for i in range(6):
+        world.submit(f"rich{i}", tenant="rich", ref=adapter(f"rich{i}", 1, "rich"))
+    world.submit("poor", tenant="poor", ref=adapter("poor", 1, "poor"))
+    most = 0
+    while world.engine.scheduler.num_waiting:
+        world.step()
+        most = max(most, len(world.loading))
+    world.run()
+    assert most == 2
+    assert [load.ref.name for load in world.loads][0] == "poor"
+
+
+def test_host_memory_makes_way_for_what_is_waited_for() -> None:
+    world = World(config(host_bytes=3 * 4096))
+    refs = [adapter(f"a{i}") for i in range(5)]
+    for i, ref in enumerate(refs):
+        world.submit(f"r{i}", ref=ref)
+        world.run()
+    assert len(world.residency.host) == 3
+    assert len(world.residency.device) == 5, "on the device they need no copy in host memory"
+
+
+# Failures --------------------------------------------------------------------------------------
+
+
+@DEPTHS
+def test_a_failed_load_fails_those_that_wait_for_it_and_nobody_else(depth: int) -> None:
+    world = World(config(schedule=schedule(depth)), fails=failing("bad"))
+    for i in range(3):
+        world.submit(f"bad{i}", ref=adapter("bad"))
+        world.submit(f"good{i}", ref=adapter("good"))
+        world.submit(f"base{i}")
+    world.run()
+    for name, answer in world.answers.items():
+        if name.startswith("bad"):
+            assert (answer.finish, answer.error) == (FinishReason.ERROR, GONE)
+        else:
+            assert answer.finish is FinishReason.LENGTH
+    assert tier(world, adapter("bad")) is Tier.COLD
+
+
+@pytest.mark.parametrize(("permanent", "ttl_s"), [(False, 2.0), (True, 30.0)])
+def test_a_failure_is_remembered_for_a_while(permanent: bool, ttl_s: float) -> None:
+    adapters = AdapterConfig(failure_ttl_s=2.0, permanent_failure_ttl_s=30.0)
+    error = AdapterRejected("A tensor has the wrong shape.").info()
+    world = World(config(adapters=adapters), fails=failing("bad", error=error))
+    world.permanent = permanent
+    ref = adapter("bad")
+    world.submit("first", ref=ref)
+    world.run()
+    world.clock.sleep(ttl_s - 0.1)
+    world.submit("early", ref=ref)
+    world.run()
+    assert world.answers["early"].error == error
+    assert len(world.loads) == 1
+    world.clock.sleep(0.2)
+    world.fails = failing()
+    world.submit("late", ref=ref)
+    world.run()
+    assert world.answers["late"].finish is FinishReason.LENGTH
+    assert len(world.loads) == 2
+
+
+def test_a_block_that_is_not_what_the_record_says_is_refused() -> None:
+    world = World(config())
+    ref = adapter("a")
+    world.submit("r", ref=ref)
+    world.step()
+    load = world.loading.pop()[1]
+    world.engine.deliver(LoadDone(load.load_id, ref.key, None, None, 0.1, False))
+    world.run()
+    error = world.answers["r"].error
+    assert error is not None and error.status == 503
+
+
+def test_an_answer_given_twice_changes_nothing() -> None:
+    world = World(config())
+    world.submit("r", ref=adapter("a"))
+    world.step()
+    load = world.loading.pop()[1]
+    world.finish_load(load)
+    world.finish_load(load)
+    world.run()
+    assert world.answers["r"].finish is FinishReason.LENGTH
+
+
+# Prefetch --------------------------------------------------------------------------------------
+
+
+def test_a_prefetch_brings_it_as_near_as_there_is_room() -> None:
+    world = World(config(num_pages=32))
+    near, far = adapter("near", 8), adapter("far", 9)
+    world.engine.deliver(Prefetch(near))
+    world.run_until(lambda: world.residency.device == (near.key,))
+    world.submit("r", ref=adapter("used", 6), max_tokens=2)
+    world.run()
+    world.engine.deliver(Prefetch(far))
+    world.run_until(lambda: far.key in world.residency.host)
+    for _ in range(20):
+        world.step()
+    assert tier(world, far) is Tier.HOST and tier(world, near) is Tier.DEVICE
+    world.submit("now", ref=far)
+    world.run()
+    assert tier(world, far) is Tier.DEVICE
+
+
+def test_a_prefetch_of_what_has_failed_or_never_fits_is_ignored() -> None:
+    world = World(config(num_pages=32), fails=failing("bad"))
+    world.submit("r", ref=adapter("bad"))
+    world.run()
+    world.engine.deliver(Prefetch(adapter("bad")))
+    world.engine.deliver(Prefetch(adapter("huge", 30)))
+    for _ in range(5):
+        world.step()
+    assert len(world.loads) == 1
+
+
+# Room on the device ----------------------------------------------------------------------------
+
+
+def two_places(**fields: float) -> World:
+    """An arena with room for two adapters of seven pages beside one longest sequence."""
+    settings = config(
+        num_pages=1 + 16 + 15,
+        schedule=schedule(max_seqs=6),
+        adapters=AdapterConfig(min_residency_s=1.0, max_drain_s=fields.get("max_drain_s", 5.0)),
+    )
+    return World(settings, load_s=0.05)
+
+
+def keep_busy(world: World, names: str, tenants: str, max_tokens: int) -> None:
+    """Each of these adapters always has four requests that wait or run."""
+    for name, tenant in zip(names, tenants, strict=True):
+        open_ones = [
+            n for n, a in world.answers.items() if n.startswith(f"{name}-") and a.finish is None
+        ]
+        for _ in range(4 - len(open_ones)):
+            number = len(world.answers)
+            ref = adapter(name, 7, tenant)
+            world.submit(
+                f"{name}-{number}", tenant=tenant, prompt=3, max_tokens=max_tokens, ref=ref
+            )
+
+
+@pytest.mark.parametrize("tenants", ["abc", "aaa"])
+def test_a_third_adapter_gets_in_though_two_have_endless_queues_and_room_for_two(
+    tenants: str,
+) -> None:
+    world = two_places()
+    world.checks = False
+    waits: list[float] = []
+    for round_number in range(5):
+        asked = world.clock() + 5.0
+        while world.clock() < asked:
+            keep_busy(world, "ab", tenants[:2], max_tokens=40)
+            world.step()
+        name = f"c{round_number}"
+        world.submit(name, tenant=tenants[2], max_tokens=10, ref=adapter("c", 7, tenants[2]))
+        while not world.answers[name].times:
+            keep_busy(world, "ab", tenants[:2], max_tokens=40)
+            world.step()
+            assert world.clock() < asked + 10.0, "it starves"
+        waits.append(world.answers[name].times[0] - asked)
+    world.engine.scheduler.check()
+    # Its turn comes once the others' accounts are ahead of it; then one of them drains.
+    assert max(waits) < 3.0
+    assert all(
+        any(
+            n.startswith(f"{name}-") and a.times and a.times[-1] > asked
+            for n, a in world.answers.items()
+        )
+        for name in "ab"
+    ), "those that yielded come back"
+
+
+def test_a_resident_keeps_its_place_for_min_residency() -> None:
+    world = two_places()
+    world.submit("a", tenant="a", max_tokens=60, prompt=3, ref=adapter("a", 7, "a"))
+    world.submit("b", tenant="b", max_tokens=60, prompt=3, ref=adapter("b", 7, "b"))
+    world.run_until(lambda: len(world.residency.device) == 2)
+    resident_s = world.clock()
+    world.submit("c", tenant="c", max_tokens=2, ref=adapter("c", 7, "c"))
+    keep_busy(world, "ab", "ab", max_tokens=40)
+    while world.clock() < resident_s + 0.95:
+        world.step()
+        keep_busy(world, "ab", "ab", max_tokens=40)
+        assert len(world.residency.device) == 2
+    world.run_until(lambda: bool(world.answers["c"].times))
+
+
+def test_sequences_that_do_not_drain_in_time_are_preempted() -> None:
+    world = two_places(max_drain_s=0.1)
+    world.submit("oldest", tenant="a", max_tokens=61, prompt=3, ref=adapter("a", 7, "a"))
+    world.step()
+    for i in range(2):
+        world.submit(f"b{i}", tenant="b", max_tokens=61, prompt=3, ref=adapter("b", 7, "b"))
+    world.run_until(lambda: len(world.residency.device) == 2)
+    world.clock.sleep(1.0)
+    world.submit("c", tenant="c", max_tokens=2, ref=adapter("c", 7, "c"))
+    world.run_until(lambda: bool(world.answers["c"].times), max_steps=60)
+    assert world.engine.scheduler.stats().num_preemptions >= 1
+    world.run()
+    assert all(len(world.answers[f"b{i}"].tokens) == 61 for i in range(2))
+
+
+def test_an_adapter_gets_its_room_though_sequences_would_fill_all_of_it() -> None:
+    """Endless base requests of the same tenant, which alone would take every page for ever."""
+    world = World(config(num_pages=40, schedule=schedule(max_seqs=8)), load_s=0.05)
+    world.checks = False
+    number = 0
+    while world.clock() < 3.0 or not world.answers["adapted"].times:
+        while world.engine.scheduler.num_waiting < 10:
+            world.submit(f"base{number}", prompt=20, max_tokens=20)
+            number += 1
+        if world.clock() > 1.0 and "adapted" not in world.answers:
+            world.submit("adapted", prompt=5, max_tokens=2, ref=adapter("a", 20))
+        world.step()
+        assert world.clock() < 8.0, "it starves"
+    world.engine.scheduler.check()
+
+
+def test_an_idle_adapter_goes_before_one_in_use_and_the_dearest_to_bring_back_stays() -> None:
+    world = World(config(num_pages=32, schedule=schedule()))
+    slow, quick, used = adapter("slow", 5), adapter("quick", 5), adapter("used", 5)
+    for ref, load_s in ((slow, 2.0), (quick, 0.01)):
+        world.load_s = load_s
+        world.submit(ref.name, ref=ref)
+        world.run()
+    world.submit("used", ref=used, max_tokens=50)
+    world.run_until(lambda: used.key in world.residency.device)
+    # Without their copies in host memory a return costs the whole load.
+    world.submit("another", ref=adapter("another", 5), max_tokens=2)
+    world.run_until(lambda: bool(world.answers["another"].times))
+    assert len(world.residency.device) == 3
+    assert used.key in world.residency.device
