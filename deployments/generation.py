@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from engine.types import WIRE_VERSION, AdapterRef, Request
 logger = logging.getLogger(__name__)
 FINISHES = frozenset({"stop", "length"})
 REPLICA_LOST = ReplicaLost.code
+END_S = 1.0
+"""How long a complete call may take to end before it is cancelled."""
 RETRY_AFTER_S = (0.0, 1.0)
 """Before each new attempt. The first finds another replica where the lost one is known to be gone;
 one whose core has died still answers for a moment, and is gone after the second."""
@@ -105,6 +107,7 @@ class Generation:
                         unfinished.discard(event["i"])
                 if batch:
                     yield batch
+            await _read_end(batches)
         finally:
             stream.cancel()
 
@@ -119,6 +122,14 @@ class Generation:
             ) from None
         except StopAsyncIteration:
             raise ReplicaLost("The replica ended the answer too early. Try again.") from None
+
+
+async def _read_end(batches: AsyncIterator[list[Event]]) -> None:
+    """See the call end by itself, so that it doesn't count as a cancelled one. The answer is
+    complete already, so whatever happens to the call now is no matter."""
+    with suppress(Exception):
+        async with asyncio.timeout(END_S):
+            await anext(batches)
 
 
 def _check_finish(finish: str) -> None:

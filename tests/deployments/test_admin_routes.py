@@ -13,6 +13,7 @@ REQUESTS = [
     ("GET", "/v1/adapters/t1/bot", None),
     ("POST", "/v1/adapters", PUBLISH),
     ("DELETE", "/v1/adapters/t1/bot", None),
+    ("GET", "/v1/replicas", None),
     ("GET", "/v1/tenants", None),
     ("POST", "/v1/tenants", {"id": "t3"}),
     ("POST", "/v1/tenants/t1/rotate-key", None),
@@ -76,6 +77,12 @@ async def test_statuses(admin, world):
     world.model.replies = Unavailable("none")
     assert (await admin.get("/v1/adapters/t1/bot")).json()["status"] == "published"
     assert (await admin.get("/v1/adapters")).json()["data"][0]["status"] == "published"
+
+
+async def test_replicas_speak_for_themselves(admin, world):
+    world.model.replies = [{"ready": True, "slot": 0, "pids": {"core": 7}}]
+    answer = (await admin.get("/v1/replicas")).json()
+    assert answer["data"] == [{"object": "replica", "ready": True, "slot": 0, "pids": {"core": 7}}]
 
 
 async def test_a_refused_publish_keeps_its_reason(admin, world):

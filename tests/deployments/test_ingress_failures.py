@@ -114,6 +114,20 @@ async def test_an_aborted_request_is_never_an_empty_200(client, world):
     assert error_of(await client.post(CHAT, json=chat()), 503)["code"] == "aborted"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_ends_well_is_read_to_its_end(client, world, stream):
+    """Ray counts a call that is cancelled before its end as failed."""
+    await client.post(CHAT, json=chat(stream=stream))
+    assert world.model.streams[0].ended
+
+
+@pytest.mark.parametrize("end", [HANG, ReplicaLost("lost")])
+async def test_a_complete_answer_does_not_depend_on_how_its_call_ends(client, world, end):
+    world.model.script = lambda call: [[last(0, "fine")], end]
+    assert (await client.post(CHAT, json=chat())).status_code == 200
+    assert world.model.streams[0].cancelled.is_set()
+
+
 async def test_timeout(tmp_path):
     world = World.build(tmp_path, ingress={"request_timeout_s": 0.05})
     world.model.script = lambda call: [[{"i": 0, "text": "a", "tokens": 1}], HANG]

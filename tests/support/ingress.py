@@ -97,6 +97,7 @@ def echo(call: Mapping[str, Any]) -> Iterable[Step]:
 class ScriptedStream:
     def __init__(self, steps: Iterable[Step]) -> None:
         self._steps = iter(steps)
+        self.ended = False
         self.cancelled = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[list[dict[str, Any]]]:
@@ -106,6 +107,7 @@ class ScriptedStream:
         await asyncio.sleep(0)
         step = next(self._steps, None)
         if step is None:
+            self.ended = True
             raise StopAsyncIteration
         if isinstance(step, Exception):
             raise step
