@@ -131,6 +131,10 @@ class CpuRunner:
         with torch.inference_mode():
             return self._logits(self._batch(plan))
 
+    def page(self, position: int) -> torch.Tensor:
+        """The elements of one physical page, in the serving dtype. For tests."""
+        return self._arena[position]
+
     def _batch(self, plan: StepPlan) -> Batch:
         # On the CPU a segment is all rows of an adapter: nothing is gained by cutting it.
         max_rows = max(1, plan.num_tokens)

@@ -80,7 +80,7 @@ class Driver:
     def num_run_pages(self, adapter: Adapter, dtype: torch.dtype = torch.float32) -> int:
         return -(-adapter.layout().num_elements * dtype.itemsize // self.runner.page_bytes)
 
-    def spans(self, counts: dict[Sequence, int]) -> tuple[Span, ...]:
+    def spans(self, counts: dict[Sequence, int], on_device: bool = False) -> tuple[Span, ...]:
         spans = []
         for sequence, count in counts.items():
             start, end = sequence.num_computed, sequence.num_computed + count
@@ -94,7 +94,7 @@ class Driver:
                     count,
                     self.adapter_of[sequence.row],
                     samples=end == len(sequence.tokens),
-                    token_on_device=False,
+                    token_on_device=on_device,
                     pages=tuple(sequence.pages),
                 )
             )
