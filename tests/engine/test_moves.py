@@ -213,10 +213,10 @@ def test_claims_are_served_in_order_and_can_be_given_up() -> None:
 def test_a_claim_given_up_lifts_its_fence() -> None:
     a = arena(31, max_move=2)
     pages = fill(a)
-    a.free(pages[:10], NO_PLAN)
+    a.free(pages[:20:2], NO_PLAN)
     index = a.claim(10)
     assert index is not None
-    a.plan_moves(0)
+    assert len(a.plan_moves(0)) == 2
     a.release(index, NO_PLAN)
     a.check()
     assert len(fill(a)) == 10
