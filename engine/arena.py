@@ -67,7 +67,6 @@ class Arena:
         self._free_indices: list[int] = []
         self._compactor = Compactor(self._map, self._positions, self._placed)
         self._moved: tuple[int, ...] = ()
-        self.epoch = 0  # counts the steps that moved something: positions of an older one are void
         self._adapter_pages = 0
         self._claimed_pages = 0
         self._finished = NO_PLAN
@@ -236,7 +235,6 @@ class Arena:
                 break
             self._place(self._claims.popleft(), start)
         self._moved = tuple(dict.fromkeys(step.adapters))
-        self.epoch += bool(step.moves)
         return tuple(step.moves)
 
     def moved_adapters(self) -> tuple[int, ...]:
