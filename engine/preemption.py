@@ -25,11 +25,15 @@ class Preemption:
 
         One row is anybody's share, with the pages that it needs.
         """
-        rows = self._running.num_rows_of(tenant)
-        if rows == 0:
+        if self._running.num_rows_of(tenant) == 0:
             return True
         pages = self._running.num_pages_of(tenant) + num_pages
-        return rows + 1 <= self._row_share(tenant) and pages <= self._page_share(tenant)
+        return self.is_below_row_share(tenant) and pages <= self._page_share(tenant)
+
+    def is_below_row_share(self, tenant: str) -> bool:
+        """Whether one row more leaves the tenant within its share of rows."""
+        rows = self._running.num_rows_of(tenant)
+        return rows == 0 or rows + 1 <= self._row_share(tenant)
 
     def for_row(self, plan_id: int) -> Sequence | None:
         """Gives up a row: of the tenant with most rows for its share, that stays at or above it.

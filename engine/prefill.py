@@ -5,7 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
-from engine.accounts import Accounts
+from engine.accounts import Accounts, Turns
 from engine.holdings import Holdings
 from engine.preemption import Preemption
 from engine.queue import WaitingQueue
@@ -20,8 +20,8 @@ class Prefill:
     """Deals out a step's prefill tokens. A newcomer gets lease, row and pages together, or nothing.
 
     Where a row or pages are short, newcomers of tenants below their share may take them from
-    tenants above theirs; for all others the first that doesn't fit holds up those behind it, so
-    that a large request is not starved by small ones.
+    tenants above theirs. What is free is kept for the first that found too little, so that a large
+    request is not starved by small ones.
     """
 
     def __init__(
@@ -42,44 +42,42 @@ class Prefill:
         self._queue = queue
         self._running = running
 
-    def deal(
-        self,
-        step: Step,
-        half_read: dict[str, list[Sequence]],
-        num_tokens: int,
-        bar: float | None,
-    ) -> None:
-        """half_read: by tenant, the oldest first; it is used up. num_tokens: of this step.
-        bar: newcomers come from tenants whose account is below it alone."""
+    def deal(self, step: Step, num_tokens: int) -> None:
+        """Grants up to `num_tokens` of this step to half-read prompts and to newcomers."""
         step.is_full = step.is_full or not self._running.num_free_rows
-        tenants = set(half_read)
-        if not step.is_full or self._preemption.for_row(step.plan_id) is not None:
-            tenants |= self._queue.ready_tenants().keys()
-        if not tenants:
-            return
-        turns = self._accounts.turns(tenants)
+        step.is_closed = step.is_full and self._preemption.for_row(step.plan_id) is None
+        turns = self._turns(step)
         in_batch = {s.adapter_key for s in self._running}
+
+        def score(tenant: str) -> float:
+            return self._score(tenant, step, in_batch)
+
         while num_tokens > 0:
-            tenant = turns.next(lambda t: self._score(t, step, half_read, in_batch))
+            was_closed = step.is_closed
+            tenant = turns.next(None if step.is_full else score)
             if tenant is None:
                 break
-            is_barred = bar is not None and self._accounts.account(tenant).value >= bar
-            sequence = self._next(tenant, step, half_read, is_barred)
-            if sequence is None:
-                continue
-            granted = min(num_tokens, sequence.num_remaining)
-            step.grants[sequence] = granted
-            num_tokens -= granted
-            turns.again(tenant)
+            sequence = self._next(tenant, step)
+            if sequence is not None:
+                granted = min(num_tokens, sequence.num_remaining)
+                step.grants[sequence] = granted
+                num_tokens -= granted
+                turns.again(tenant)
+            elif step.is_closed and not was_closed:
+                turns = self._turns(step)
 
-    def _score(
-        self,
-        tenant: str,
-        step: Step,
-        half_read: dict[str, list[Sequence]],
-        in_batch: set[str | None],
-    ) -> float:
-        mine = half_read.get(tenant)
+    def _turns(self, step: Step) -> Turns:
+        """Those who could be granted anything, the least account first."""
+        tenants = {tenant for tenant, mine in step.half_read.items() if mine}
+        if not step.is_full:
+            tenants |= self._queue.ready_tenants().keys()
+        elif not step.is_closed:
+            tenants.update(filter(self._preemption.is_below_row_share, self._queue.ready_tenants()))
+        return self._accounts.turns(tenants)
+
+    def _score(self, tenant: str, step: Step, in_batch: set[str | None]) -> float:
+        """For choosing between near-equals: see `Accounts.locality_score`."""
+        mine = step.half_read.get(tenant)
         sequence = mine[0] if mine else self._queue.head(tenant)
         if sequence is None:
             return 0.0
@@ -89,19 +87,20 @@ class Prefill:
             sequence.adapter_key in in_batch,
         )
 
-    def _next(
-        self, tenant: str, step: Step, half_read: dict[str, list[Sequence]], is_barred: bool
-    ) -> Sequence | None:
+    def _next(self, tenant: str, step: Step) -> Sequence | None:
         """The tenant's next sequence, with a row. None: nothing of this tenant can go on now."""
-        mine = half_read.get(tenant)
+        mine = step.half_read.get(tenant)
         while mine:
             sequence = mine.pop(0)
             if sequence.row >= 0:
                 return sequence
         newcomer = self._queue.head(tenant)
-        if newcomer is None or step.is_closed or is_barred:
+        if newcomer is None or step.is_closed or self._is_barred(tenant, step):
             return None
         return newcomer if self._admit(newcomer, step) else None
+
+    def _is_barred(self, tenant: str, step: Step) -> bool:
+        return step.bar is not None and self._accounts.account(tenant).value >= step.bar
 
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         num_pages = self._holdings.num_pages(sequence)
@@ -110,24 +109,29 @@ class Prefill:
             return False
         nodes = self._holdings.cached(sequence)
         self._holdings.hold(nodes)
-        has_room = self._make_room(num_pages - len(nodes), is_below, step)
-        if not has_room or not self._requests.admit(sequence, nodes, step.plan_id):
-            self._holdings.let_go(nodes)
-            step.is_full = True
-            step.is_closed = is_below
-            return False
-        return True
+        num_pages -= len(nodes)
+        has_room = self._make_room(num_pages, is_below, step)
+        if has_room and self._requests.admit(sequence, nodes, step.plan_id):
+            return True
+        self._holdings.let_go(nodes)
+        step.is_full = True
+        if is_below:
+            step.is_closed = True
+        else:
+            step.num_reserved = max(step.num_reserved, num_pages)
+        return False
 
     def _make_room(self, num_pages: int, is_below: bool, step: Step) -> bool:
-        """A row and so many free pages."""
+        """A row and so many free pages, beside those that are reserved."""
         if not self._running.num_free_rows and not (
             is_below and step.preempt(self._preemption.for_row(step.plan_id))
         ):
             return False
-        while not self._reclaim.for_pages(num_pages, step.last_plan):
-            lacking = num_pages - self._reclaim.num_available
+        needed = num_pages + step.num_reserved
+        while self._reclaim.num_available < needed:
+            lacking = needed - self._reclaim.num_available
             if not is_below or lacking > self._preemption.num_pages_above():
                 return False
             if not step.preempt(self._preemption.for_pages(step.plan_id)):
                 return False
-        return True
+        return self._reclaim.for_pages(num_pages, step.last_plan)

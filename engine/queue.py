@@ -91,6 +91,8 @@ class WaitingQueue:
                 assert tenant in self._tenants_of[key]
                 assert (key in self._ready.get(tenant, ())) == (key in self._open)
                 count[key] = count.get(key, 0) + len(fifo)
+                ages = [sequence.order for sequence in fifo.values()]
+                assert ages == sorted(ages), "a FIFO out of order"
                 for sequence in fifo.values():
                     assert sequence.row == -1 and not sequence.pages and not sequence.nodes
                     assert sequence.lease is None and not sequence.finished

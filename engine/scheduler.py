@@ -108,12 +108,11 @@ class Scheduler:
             now,
             self._config.schedule.max_preemptions,
             self._requests.preempt,
+            self._bar(),
         )
-        half_read = self._deal_decoding(step)
+        self._deal_decoding(step)
         self._make_way_for_adapters(step)
-        self._prefill.deal(
-            step, half_read, self._num_prefill_tokens(len(step.grants)), self._starved()
-        )
+        self._prefill.deal(step, self._num_prefill_tokens(len(step.grants)))
         return self._plan(step)
 
     def commit(self, result: StepResult) -> list[SequenceOutput]:
@@ -184,22 +183,19 @@ class Scheduler:
 
     # Deciding
 
-    def _deal_decoding(self, step: Step) -> dict[str, list[Sequence]]:
-        """One token for every decoding sequence, the oldest first. Returns those whose prompt is
-        half read, by tenant."""
-        half_read: dict[str, list[Sequence]] = {}
+    def _deal_decoding(self, step: Step) -> None:
+        """One token for every decoding sequence, the oldest first; notes those half read."""
         page_tokens = self.prefix.page_tokens
         for sequence in tuple(self._running):
             length, num_computed = sequence.length, sequence.num_computed
             if sequence.row < 0 or length >= sequence.max_length:
                 continue  # preempted just now, or its last token is on the device
             if length - num_computed > 1:
-                half_read.setdefault(sequence.tenant, []).append(sequence)
+                step.half_read.setdefault(sequence.tenant, []).append(sequence)
                 continue
             has_page = num_computed < len(sequence.pages) * page_tokens
             if has_page or self._grow(sequence, step):
                 step.grants[sequence] = 1
-        return half_read
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """A page more for a decoding sequence. False: it skips this step, or was preempted."""
@@ -220,9 +216,9 @@ class Scheduler:
             while step.preempt(self._preemption.for_pages(step.plan_id)):
                 pass
 
-    def _starved(self) -> float | None:
-        """Account that is not behind an adapter which has long waited for room: newcomers of such
-        tenants wait until it has got its room."""
+    def _bar(self) -> float | None:
+        """While an adapter has long waited for room that sequences hold, newcomers of tenants that
+        are not behind its own wait until it has got it."""
         tenant = self.cache.starved
         if tenant is None:
             return None

@@ -11,10 +11,13 @@ from engine.sequence import Sequence
 @dataclass(slots=True)
 class Step:
     """plan_id       of the plan to be made; the one before it was the last launched
+    bar           newcomers come from tenants whose account is below it alone (None: from all)
+    half_read     sequences whose prompt is half read, by tenant, the oldest first; used up
     grants        tokens of each sequence in this step
     num_preemptions_left  of this step
     take_back     takes everything from a sequence and puts it back at the head of its queue
     is_full       rows or pages have run short: newcomers come in at others' expense only
+    num_reserved  pages that are kept for the first newcomer that found too few
     is_closed     no newcomer comes in any more
     """
 
@@ -22,8 +25,11 @@ class Step:
     now: float
     num_preemptions_left: int
     take_back: Callable[[Sequence], None]
+    bar: float | None = None
+    half_read: dict[str, list[Sequence]] = field(default_factory=dict)
     grants: dict[Sequence, int] = field(default_factory=dict)
     is_full: bool = False
+    num_reserved: int = 0
     is_closed: bool = False
 
     @property

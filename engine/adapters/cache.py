@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from engine.accounts import Accounts
+from engine.adapters.failures import Failures
 from engine.adapters.host import HostPool
 from engine.adapters.lease import Lease
 from engine.adapters.loading import Loading
@@ -48,13 +49,12 @@ class AdapterCache:
         itemsize: int,
         accounts: Accounts,
     ) -> None:
-        self._config = config
         self._arena = arena
         self._pool = pool
         self._itemsize = itemsize
         self._accounts = accounts
         self._versions: dict[str, Version] = {}
-        self._failures: dict[str, tuple[ErrorInfo, float]] = {}
+        self._failures = Failures(config.failure_ttl_s, config.permanent_failure_ttl_s)
         self._residents = Residents(arena, idle, self._on_evicted)
         self.reclaim = Reclaim(arena, idle, prefix, self._residents)
         self._loading = Loading(pool, config.max_loads, self._account, self._on_dropped)
@@ -93,8 +93,7 @@ class AdapterCache:
 
     def failure(self, ref: AdapterRef, now: float) -> ErrorInfo | None:
         """How its last load failed, as long as that is remembered."""
-        error, until_s = self._failures.get(ref.key, (None, 0.0))
-        return error if now < until_s else None
+        return self._failures.get(ref.key, now)
 
     def want(self, ref: AdapterRef, tenant: str) -> None:
         """One more request, of this tenant, waits for it."""
@@ -157,7 +156,7 @@ class AdapterCache:
         if error is not None:
             self._loading.drop(version)
             del self._versions[version.key]
-            self._remember(version.key, error, done.permanent, now)
+            self._failures.add(version.key, error, done.permanent, now)
             return error
         version.load_s = done.seconds
         version.layout = done.layout
@@ -290,12 +289,6 @@ class AdapterCache:
         if version.state is State.HOST:
             self._promotion.unwant(version)
             del self._versions[version.key]
-
-    def _remember(self, key: str, error: ErrorInfo, permanent: bool, now: float) -> None:
-        config = self._config
-        ttl_s = config.permanent_failure_ttl_s if permanent else config.failure_ttl_s
-        self._failures = {k: f for k, f in self._failures.items() if f[1] > now}
-        self._failures[key] = (error, now + ttl_s)
 
 
 def _mismatch(version: Version, done: LoadDone) -> ErrorInfo | None:

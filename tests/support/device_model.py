@@ -48,7 +48,8 @@ class ModelLaunch:
 @dataclass
 class DeviceModel:
     """step_s, token_s: a step takes step_s + token_s x its tokens. host: what lies at each offset
-    of host memory, by key. draw: the token of a sampling span. fails: the span's row isn't finite."""
+    of host memory, by key. draw: the token of a sampling span. fails: whether its row isn't finite.
+    touched: by launched plan, the pages that it reads or writes."""
 
     num_pages: int
     page_bytes: int
@@ -124,15 +125,13 @@ class DeviceModel:
         assert is_new or self.owner[span.row] is sequence, "a row changed hands unannounced"
         self.owner[span.row] = sequence
         namespace = _namespace(sequence)
-        for position in range(start):
+        for position in range(min(start, len(sequence.tokens))):
             page = self.memory[span.pages[position // self.page_tokens]]
             found = page[position % self.page_tokens] if isinstance(page, dict) else page
             assert found == (namespace, sequence.tokens[position]), f"position {position}: {found}"
         for position in range(start, end):
-            if span.token_on_device:
-                token = self.last_token[span.row]
-            else:
-                token = sequence.tokens[position]
+            is_known = not span.token_on_device
+            token = sequence.tokens[position] if is_known else self.last_token[span.row]
             index = span.pages[position // self.page_tokens]
             page = self.memory[index]
             slots = dict(page) if isinstance(page, dict) and position % self.page_tokens else {}

@@ -29,7 +29,7 @@ BASE = "base-revision"
 
 @dataclass
 class Answer:
-    """All that a request has been told. `gaps`: when each output came."""
+    """All that a request has been told. `times`: when each output came."""
 
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -103,10 +103,6 @@ class World:
         self.stats: list[CoreStats] = []
         self.checks = True
 
-    @property
-    def scheduler(self) -> object:
-        return self.engine.scheduler
-
     def submit(
         self,
         request_id: str,
@@ -155,9 +151,9 @@ class World:
         for turn in range(max_steps):
             self.step()
             scheduler = self.engine.scheduler
-            if not (scheduler.num_running or scheduler.num_waiting or self.loading):
-                if self.engine.idle:
-                    return turn + 1
+            is_working = scheduler.num_running or scheduler.num_waiting or self.loading
+            if not is_working and self.engine.idle:
+                return turn + 1
         raise AssertionError(f"not done after {max_steps} turns")
 
     def run_until(self, done: Callable[[], bool], max_steps: int = 10_000) -> int:
