@@ -1,5 +1,6 @@
 # make serve    the quickstart: environment, model, tenants, then the service in the foreground
 # make test     the environment, then every test that needs no GPU
+# make check    formatter, linter, types and the fast tests
 #
 # PORT=8000            where `make serve` answers
 # PYTHON=python3       the interpreter that the environment is made with: 3.11 or newer
@@ -24,13 +25,16 @@ serve: env
 	@$(RUN) deployments.quickstart serve --port $(PORT)
 
 test: env
-	$(RUN) pytest $(TESTS)
+	$(RUN) pytest -m "not gpu" $(TESTS)
 
 check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(RUN) pytest -q -m "not gpu and not slow and not ray"
+
+bench-check: env
+	@$(RUN) tests.bench_check
 
 env: $(STAMP)
 
