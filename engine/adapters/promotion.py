@@ -109,7 +109,8 @@ class Promotion:
     def _claim_in_turn(self, now: float, plan_id: int) -> None:
         first_blocked: Version | None = None
         for version in sorted(self._waiting.values(), key=self._turn):
-            if self._claim(version, plan_id):
+            may_claim = version.num_waiting or first_blocked is None
+            if may_claim and self._claim(version, plan_id):
                 continue
             if not version.num_waiting:
                 self.unwant(version)
