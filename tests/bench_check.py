@@ -7,6 +7,7 @@ bounds; the benchmarks' own output is kept in `.loraplex/bench/`.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 PROJECT = Path(__file__).parent.parent
 MODEL = PROJECT / ".loraplex" / "quickstart" / "model"
 OUTPUT = PROJECT / ".loraplex" / "bench"
+ENVIRONMENT = {**os.environ, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ STREAMS = Benchmark(
 def _run(benchmark: Benchmark) -> Any:
     """Its report: one JSON value, or a list of them where it prints one a line."""
     command = [sys.executable, "-m", *benchmark.arguments]
-    done = subprocess.run(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=PROJECT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True
+    )
     OUTPUT.mkdir(parents=True, exist_ok=True)
     (OUTPUT / f"{benchmark.name}.json").write_text(done.stdout)
     if "--json" in benchmark.arguments:
