@@ -8,7 +8,8 @@ import torch
 
 from kernels import reference
 from kernels import table as T
-from kernels.lora import WIDE, LoraCpu
+from kernels.lanes import WIDE
+from kernels.lora import LoraCpu
 from kernels.segments import Segments
 
 POPULARITY = {
