@@ -13,8 +13,8 @@ from engine.errors import LoraplexError
 
 
 class Tokeniser:
-    """The model's tokenizer.json. Tokenising lets other threads run, so a long text in `executor`
-    doesn't hold up the event loop.
+    """The model's tokenizer.json. Texts are encoded as batches: unlike the encoding of one text,
+    that lets other threads run, so a long text in `executor` doesn't hold up the event loop.
 
     inline_chars  texts up to this long, all of a request together, are tokenised in place
     """
@@ -27,7 +27,6 @@ class Tokeniser:
         self._tokenizer.no_padding()
         self._executor = executor
         self._inline_chars = inline_chars
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def load(
@@ -50,5 +49,5 @@ class Tokeniser:
         return await loop.run_in_executor(self._executor, self._encode, texts, special_tokens)
 
     def _encode(self, texts: Sequence[str], special_tokens: bool) -> list[tuple[int, ...]]:
-        encode = self._tokenizer.encode
-        return [tuple(encode(text, add_special_tokens=special_tokens).ids) for text in texts]
+        encode = self._tokenizer.encode_batch_fast
+        return [tuple(e.ids) for e in encode(list(texts), add_special_tokens=special_tokens)]

@@ -1,6 +1,9 @@
 """Texts become the ids that the tokenizer library gives, long ones from another thread."""
 
+import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer
@@ -36,6 +39,19 @@ async def test_many_short_texts_count_together(tmp_path):
         assert executor.submitted == 0
         assert len(await tokeniser.encode(["abcde", "abcdef"], special_tokens=False)) == 2
         assert executor.submitted == 1
+
+
+async def test_the_loop_turns_while_a_long_text_is_tokenised(tmp_path):
+    with ThreadPoolExecutor(1) as executor:
+        tokeniser = Tokeniser.load(write_model(tmp_path), executor=executor, inline_chars=10)
+        task = asyncio.create_task(tokeniser.encode(["a word " * 40_000], special_tokens=False))
+        turns = [time.perf_counter()]
+        while not task.done():
+            await asyncio.sleep(0)
+            turns.append(time.perf_counter())
+        assert len((await task)[0]) == 280_000
+        longest = max(after - before for before, after in pairwise(turns))
+        assert longest < (turns[-1] - turns[0]) / 2
 
 
 async def test_truncation_and_padding_of_the_file_are_off(tmp_path):
