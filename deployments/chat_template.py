@@ -32,6 +32,15 @@ SPECIAL_TOKENS = (
     "mask_token",
     "additional_special_tokens",
 )
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+)
+"""What a template may raise for messages that it doesn't take."""
 
 
 class ChatTemplate:
@@ -80,7 +89,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render({**self._special_tokens, **(variables or {}), **own})
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except REFUSALS as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {str(error)[:500]}",
                 code="chat_template_error",

@@ -3,6 +3,9 @@
 What clients of the OpenAI API send, with the sampling fields that open servers added to it. A field
 that we don't know is tolerated; one that we know and don't serve is refused unless its value asks
 for nothing (`REFUSED`): nothing that changes the answer is ignored.
+
+Bodies are checked on the event loop, so lists stop at their first bad item and have a length that
+keeps the work small.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from engine.errors import InvalidRequest
 M = TypeVar("M", bound="GenerationBody")
 
 MAX_STOP_CHARS = 1000
+MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100
+MAX_MESSAGES = 2048
+MAX_TOKEN_ID = (1 << 31) - 1
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
@@ -58,7 +65,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 """Fields that we don't serve, with the values (besides null) that ask for nothing."""
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class StreamOptions(BaseModel):
@@ -86,9 +93,11 @@ class GenerationBody(BaseModel):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
+    logit_bias: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     user: str | None = None
@@ -118,25 +127,31 @@ class GenerationBody(BaseModel):
         return stop
 
     def token_bias(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
-        """(token id, bias) by id. Raises InvalidRequest for what is no token id."""
+        """(token id, bias) by id. Raises InvalidRequest for what is no token id, or no bias."""
+        given = self.logit_bias or {}
+        if len(given) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens.", param="logit_bias"
+            )
         bias: dict[int, float] = {}
-        for key, value in (self.logit_bias or {}).items():
+        for key, value in given.items():
             token = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
             if not 0 <= token < vocab_size:
                 raise InvalidRequest(
                     f"logit_bias key {key[:20]!r} is not a token id below {vocab_size}.",
                     param="logit_bias",
                 )
+            if type(value) not in (int, float) or not -MAX_BIAS <= value <= MAX_BIAS:
+                raise InvalidRequest(
+                    f"logit_bias of {key} must be a number of -{MAX_BIAS} to {MAX_BIAS}.",
+                    param="logit_bias",
+                )
             bias[token] = value
-        if len(bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(
-                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens.", param="logit_bias"
-            )
         return tuple(sorted(bias.items()))
 
 
 class ChatBody(GenerationBody):
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> list[dict[str, Any]]:
@@ -148,17 +163,25 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | list[Any]
 
-    def prompts(self) -> list[str | tuple[int, ...]]:
-        """One or more texts or token lists. Raises InvalidRequest for none, or an empty list."""
+    def prompts(self, max_prompts: int) -> list[str | tuple[int, ...]]:
+        """One or more texts or token lists. Raises InvalidRequest for none, too many, or what is
+        neither."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
             raise InvalidRequest("prompt is an empty list.", param="prompt")
         if isinstance(self.prompt[0], int):
-            return [tuple(self.prompt)]
-        return [p if isinstance(p, str) else tuple(p) for p in self.prompt]
+            return [_token_ids(self.prompt)]
+        if len(self.prompt) > max_prompts:
+            raise InvalidRequest(
+                f"{len(self.prompt)} prompts are more than {max_prompts} in one request. Split it.",
+                param="prompt",
+            )
+        if all(isinstance(p, str) for p in self.prompt):
+            return list(self.prompt)
+        return [_token_ids(p) for p in self.prompt]
 
 
 def parse(body_type: type[M], values: Any) -> M:
@@ -183,6 +206,15 @@ def parse(body_type: type[M], values: Any) -> M:
     return body
 
 
+def _token_ids(values: Any) -> tuple[int, ...]:
+    if isinstance(values, list) and all(type(v) is int and 0 <= v <= MAX_TOKEN_ID for v in values):
+        return tuple(values)
+    raise InvalidRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists.",
+        param="prompt",
+    )
+
+
 def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
     # 0 == False in Python: `logprobs: 0` asks for something.
     return any(type(value) is type(h) and value == h for h in harmless)
@@ -190,7 +222,7 @@ def _harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(
             f"{where}.role must be one of {', '.join(sorted(ROLES))}.", param=f"{where}.role"
         )

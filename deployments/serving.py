@@ -16,7 +16,7 @@ from deployments.generation import Generation, Model
 from deployments.openai_protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.registry.records import AdapterRecord
 from deployments.tokenising import Tokeniser
-from engine.errors import InvalidRequest, Unavailable
+from engine.errors import Unavailable
 from engine.types import AdapterRef, Tenant
 from router.admission import Admission, Ticket
 
@@ -119,13 +119,7 @@ class Serving:
 
     async def completion(self, request_id: str, caller: Caller, body: CompletionBody) -> Generation:
         ref, tenant = await self._resolve(body.model, caller)
-        prompts = body.prompts()
-        if len(prompts) > self.limits.max_choices:
-            raise InvalidRequest(
-                f"{len(prompts)} prompts are more than {self.limits.max_choices} in one request."
-                " Split it.",
-                param="prompt",
-            )
+        prompts = body.prompts(self.limits.max_choices)
         texts = [p for p in prompts if isinstance(p, str)]
         encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
         tokens = [next(encoded) if isinstance(p, str) else p for p in prompts]

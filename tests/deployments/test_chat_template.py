@@ -157,3 +157,12 @@ def test_a_client_cannot_replace_the_messages():
     template = ChatTemplate("{{ messages | length }}{{ add_generation_prompt }}", {})
     forged = {"messages": [1, 2, 3], "add_generation_prompt": False}
     assert template.render([{}], forged) == "1True"
+
+
+def test_what_is_nested_too_deeply_for_the_template_is_the_clients_fault():
+    nested: list = []
+    for _ in range(2000):
+        nested = [nested]
+    template = ChatTemplate("{{ messages | tojson }}", {})
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        template.render([{"role": "user", "content": "x", "extra": nested}])

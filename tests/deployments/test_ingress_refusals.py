@@ -1,10 +1,13 @@
 """Who may do what, and the 4xx of every kind of bad input."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
+from deployments.openai_protocol import ChatBody, CompletionBody, parse
 from deployments.registry.records import TenantRecord
+from engine.errors import InvalidRequest
 from tests.support.ingress import CONTEXT, InProcess, World, bearer, error_of, publish
 
 CHAT = "/v1/chat/completions"
@@ -110,7 +113,9 @@ async def test_an_adapter_of_another_base_revision_is_not_answered_by_this_base(
         (chat(messages=[]), "messages"),
         (chat(messages=[{"role": "user"}]), "messages[0].content"),
         (chat(messages=[{"role": "wizard", "content": "x"}]), "messages[0].role"),
+        (chat(messages=[{"role": [], "content": "x"}]), "messages[0].role"),
         (chat(messages=[{"role": "user", "content": [IMAGE]}]), "messages[0].content"),
+        (chat(messages=HELLO * 3000), "messages"),
         (chat(messages="hi"), "messages"),
         ({"model": "t1/bot"}, "messages"),
         (chat(max_tokens=0), "max_tokens"),
@@ -137,7 +142,10 @@ async def test_an_adapter_of_another_base_revision_is_not_answered_by_this_base(
         (chat(logit_bias={"300": 1}), "logit_bias"),
         (chat(logit_bias={"-1": 1}), "logit_bias"),
         (chat(logit_bias={"x": 1}), "logit_bias"),
+        (chat(logit_bias={str(i): 1 for i in range(2000)}), "logit_bias"),
         (chat(logit_bias={"1": 101}), "logit_bias"),
+        (chat(logit_bias={"1": "x"}), "logit_bias"),
+        (chat(logit_bias={"1": True}), "logit_bias"),
         (chat(stream="yes"), "stream"),
         (chat(stream_options={"include_usage": True}), "stream_options"),
         (chat(model=""), "model"),
@@ -184,6 +192,29 @@ async def test_bad_prompts(client, world, prompt):
     error = error_of(await client.post(TEXT, json=text(prompt)), 400)
     assert error["param"] == "prompt"
     assert world.model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body_type", "fields"),
+    [
+        (CompletionBody, {"prompt": [None] * 100_000}),
+        (CompletionBody, {"prompt": [[None]] * 100_000}),
+        (CompletionBody, {"prompt": "hi", "stop": [1] * 100_000}),
+        (CompletionBody, {"prompt": "hi", "stop_token_ids": ["x"] * 100_000}),
+        (CompletionBody, {"prompt": "hi", "logit_bias": {str(i): "x" for i in range(100_000)}}),
+        (ChatBody, {"messages": [1] * 100_000}),
+    ],
+)
+def test_a_bad_body_costs_no_more_memory_than_its_size(body_type, fields):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            body = parse(body_type, {"model": "m", **fields})
+            body.token_bias(300)
+            body.prompts(10)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("length", "status"), [(63, 200), (64, 400), (65, 400), (3000, 400)])
