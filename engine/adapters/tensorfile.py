@@ -18,6 +18,10 @@ from types import TracebackType
 from typing import Any
 
 MAX_HEADER_BYTES = 32 << 20
+MAX_NAME_CHARS = 500
+MAX_DIMENSIONS = 8
+MAX_DIMENSION = (1 << 48) - 1
+"""Real tensors stay far below these; products of what is above cost minutes."""
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -132,6 +136,8 @@ class TensorFile:
 
 
 def _tensor(name: str, entry: Any, base: int) -> TensorInfo:
+    if len(name) > MAX_NAME_CHARS:
+        raise TensorFileError(f"{name[:80]}...: a tensor's name has {len(name)} characters")
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         size = ITEM_BYTES[dtype]
@@ -140,7 +146,9 @@ def _tensor(name: str, entry: Any, base: int) -> TensorInfo:
         raise TensorFileError(f"{name}: no field or dtype {error.args[0]!r}") from error
     except (TypeError, ValueError) as error:
         raise TensorFileError(f"{name}: its header entry is malformed") from error
-    if any(type(n) is not int or n < 0 for n in numbers):
+    if len(shape) > MAX_DIMENSIONS:
+        raise TensorFileError(f"{name}: it has {len(shape)} dimensions")
+    if any(type(n) is not int or not 0 <= n <= MAX_DIMENSION for n in numbers):
         raise TensorFileError(f"{name}: its shape or offsets are not counts")
     if end - start != math.prod(shape) * size:
         raise TensorFileError(f"{name}: its size does not match its shape and dtype")
@@ -149,8 +157,9 @@ def _tensor(name: str, entry: Any, base: int) -> TensorInfo:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads`: a key written twice means two things, so it is an error."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)
-        raise ValueError(f"key {twice!r} is written twice")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key[:80]!r} is written twice")
+        found[key] = value
     return found
