@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from deployments.auth import Caller, wrong_key
 from deployments.directory import Directory, pick_version, split_model
-from deployments.registry.records import AdapterRecord, adapter_key, key_key, tenant_key
+from deployments.registry.records import AdapterRecord, Role, adapter_key, key_key, tenant_key
 from deployments.registry.registry import Event, Gone, Registry
 from engine.errors import LoraplexError, NotFound, PermissionDenied
 from engine.types import AdapterRef
@@ -84,8 +84,10 @@ class Catalog:
             record = self._directory.key(where)
         if record is None or record.revoked_s is not None:
             raise wrong_key()
-        if record.tenant is None:
+        if record.role is Role.ADMIN:
             return Caller(None, record.hint)
+        if record.tenant is None:
+            raise wrong_key()
         where = tenant_key(record.tenant)
         tenant = self._directory.tenant(where)
         if tenant is None and await self._look_up(where):

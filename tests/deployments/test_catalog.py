@@ -8,7 +8,7 @@ import pytest
 from deployments.catalog import Catalog
 from deployments.directory import Directory
 from deployments.registry import open_registry
-from deployments.registry.records import KeyRecord, TenantRecord, key_key
+from deployments.registry.records import KeyRecord, Role, TenantRecord, hash_key, key_key
 from deployments.registry.registry import Event, Gone
 from deployments.tenants import Tenants
 from engine.errors import Conflict, NotFound, PermissionDenied, Unauthenticated, Unavailable
@@ -161,6 +161,14 @@ async def test_keys(catalog, tenants, registry):
     await catalog.refresh()
     with pytest.raises(Unauthenticated):
         await catalog.caller(key)
+
+
+async def test_only_the_role_makes_an_admin(catalog, registry):
+    record = KeyRecord(hash_key("lp-x"), Role.TENANT, None, "lp-x...", 5.0)
+    registry.put(record.key, record.to_value(), None)
+    await catalog.refresh()
+    with pytest.raises(Unauthenticated):
+        await catalog.caller("lp-x")
 
 
 async def test_a_key_made_elsewhere_works_at_once_and_a_rotated_one_after_a_poll(catalog, tenants):
