@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 from pydantic import ValidationError
@@ -58,11 +59,11 @@ class AppConfig(Section):
 
     @property
     def registry_url(self) -> str:
-        return self.registry or f"sqlite://{self.data_dir / 'registry.db'}"
+        return self.registry or f"sqlite://{quote(str(self.data_dir / 'registry.db'))}"
 
     @property
     def store_url(self) -> str:
-        return self.store or f"file://{self.data_dir / 'objects'}"
+        return self.store or f"file://{quote(str(self.data_dir / 'objects'))}"
 
     def max_model_len(self) -> int:
         """Tokens of prompt and output together. Raises ConfigError above what the model knows."""

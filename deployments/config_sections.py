@@ -115,7 +115,7 @@ class IngressSection(Section):
 class RouterSection(Section):
     """Placement. min_bound "auto": a quarter of a replica's rows, as replicas report them."""
 
-    load_factor: Annotated[float, Field(ge=1)] = 1.25
+    load_factor: Annotated[float, Field(gt=1)] = 1.25
     vnodes: Count = 100
     min_bound: Count | Auto = "auto"
     stats_period_s: Seconds = 0.5

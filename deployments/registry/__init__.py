@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from deployments.registry.registry import Registry
 from deployments.registry.sqlite import SqliteRegistry
@@ -20,7 +20,7 @@ def open_registry(url: str) -> Registry:
             raise LoraplexError(
                 f"registry url {url!r} is not an absolute path. Write sqlite:///path/to/file."
             )
-        return SqliteRegistry(parts.path)
+        return SqliteRegistry(unquote(parts.path))
     if parts.scheme in ("redis", "rediss"):
         raise LoraplexError(
             "This release has no Redis registry yet. Use sqlite:///path/to/file, on one host."

@@ -7,6 +7,8 @@ import pytest
 
 from deployments import limits
 from deployments.config import AppConfig, ClientConfig, ConfigError, load
+from deployments.registry import open_registry
+from engine.adapters.store import open_store
 
 MIB = 1 << 20
 MINIMAL = {"data_dir": "data", "base": {"path": "model", "name": "tiny"}}
@@ -44,6 +46,7 @@ def with_replica(**replica):
         ({**MINIMAL, "replica": {"accounts": {"w_p": -1}}}, "w_p must be > 0"),
         ({**MINIMAL, "replica": {"memory": {"arena_bytes": "lots"}}}, "replica.memory.arena_bytes"),
         ({**MINIMAL, "ingress": {"registry_poll_s": 3}}, "ingress.registry_poll_s"),
+        ({**MINIMAL, "router": {"load_factor": 1}}, "router.load_factor"),
         ({"base": {"path": "m", "name": "x"}}, "data_dir"),
     ],
 )
@@ -60,6 +63,16 @@ def test_paths_start_at_the_file_or_at_home(tmp_path):
     assert config.registry_url == f"sqlite://{tmp_path}/data/registry.db"
     assert config.store_url == f"file://{tmp_path}/data/objects"
     assert load(file, environ={"LORAPLEX_HOME": "/srv"}).data_dir == Path("/srv/data")
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "é"])
+def test_a_data_dir_may_have_any_name(tmp_path, name):
+    values = {**MINIMAL, "data_dir": str(tmp_path / name)}
+    config = load(values, environ={})
+    open_registry(config.registry_url).close()
+    open_store(config.store_url)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert {"registry.db", "objects"} <= {p.name for p in (tmp_path / name).iterdir()}
 
 
 def test_unreadable_files_are_config_errors(tmp_path):
