@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig, ConfigError, load
+from deployments.config_sections import ReplicaSection
 from deployments.handles import RayControl, RayReplicas
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
@@ -22,6 +23,7 @@ from deployments.replica import Replica
 from engine.model.revision import base_revision
 
 ROUTER = "router.request_router:AdapterRouter"
+AUTOSCALER = "router.autoscaling:SlotPressurePolicy"
 SLACK = 1024
 """Places beyond what admission lets in: our own refusals must get through, and probes."""
 
@@ -113,7 +115,7 @@ def _replica_deployment(config: AppConfig, replica: type[Replica]) -> serve.Depl
     section, router = config.replica, config.router
     return serve.deployment(
         name="Replica",
-        num_replicas=section.num_replicas,
+        **_size(section),
         max_ongoing_requests=config.ingress.max_in_flight * config.ingress.num_replicas + SLACK,
         graceful_shutdown_timeout_s=section.shutdown_s,
         graceful_shutdown_wait_loop_s=0.5,
@@ -131,6 +133,24 @@ def _replica_deployment(config: AppConfig, replica: type[Replica]) -> serve.Depl
             "request_routing_stats_timeout_s": router.stats_timeout_s,
         },
     )(replica)
+
+
+def _size(section: ReplicaSection) -> dict[str, Any]:
+    scaling = section.autoscaling
+    if scaling is None:
+        return {"num_replicas": section.num_replicas}
+    policy = {
+        "policy_function": AUTOSCALER,
+        "policy_kwargs": scaling.model_dump(include={"target_occupancy", "target_queue_s"}),
+    }
+    bounds = scaling.model_dump(exclude={"target_occupancy", "target_queue_s"})
+    return {
+        "autoscaling_config": {
+            **bounds,
+            "initial_replicas": section.num_replicas,
+            "policy": policy,
+        }
+    }
 
 
 def _ingress_deployment(config: AppConfig) -> serve.Deployment:

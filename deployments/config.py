@@ -46,6 +46,8 @@ class AppConfig(Section):
 
     data_dir     what the service writes, unless `registry` and `store` say otherwise
     import_root  folders below it may be published over REST; None: none may
+    allowed_adapter_keys  keys of adapter_config.json that this release doesn't know, and that don't
+                 change what an adapter computes: the operator's word
     """
 
     data_dir: Path
@@ -53,6 +55,7 @@ class AppConfig(Section):
     registry: str = ""
     store: str = ""
     import_root: Path | None = None
+    allowed_adapter_keys: frozenset[str] = frozenset()
     replica: ReplicaSection = ReplicaSection()
     ingress: IngressSection = IngressSection()
     router: RouterSection = RouterSection()
@@ -81,7 +84,7 @@ class AppConfig(Section):
         """One replica's engine, every "auto" resolved. Raises ConfigError."""
         replica = self.replica
         dtype = self._dtype(root)
-        share = max(1, limits.num_cpus(root) // replica.num_replicas)
+        share = max(1, limits.num_cpus(root) // replica.max_replicas)
         threads = share if replica.threads == "auto" else replica.threads
         arena_bytes, host_bytes = self._memory(dtype, root)
         return EngineConfig(
@@ -104,7 +107,7 @@ class AppConfig(Section):
                 disk_path=str(self.data_dir / "disk"),
                 disk_bytes=replica.memory.disk_bytes,
             ),
-            schedule=replica.schedule,
+            schedule=replica.schedule.resolved(replica.device),
             accounts=replica.accounts,
             adapters=replica.adapters,
         )
@@ -134,7 +137,7 @@ class AppConfig(Section):
         if device == "cuda" and memory.arena_bytes == "auto":
             raise ConfigError("replica.memory.arena_bytes must be given on device cuda.")
         weights = 0 if device == "fake" else _weight_bytes(self.base.path, dtype)
-        share = limits.memory_bytes(root) // (self.replica.num_replicas + 1)
+        share = limits.memory_bytes(root) // (self.replica.max_replicas + 1)
         free = max(0, share - weights - 512 * _MIB)
         arena = memory.arena_bytes
         host = memory.host_bytes

@@ -1,6 +1,6 @@
 """The sections of the configuration file: their keys, defaults and ranges.
 
-The engine's own parts (`schedule`, `accounts`, `adapters`) are those of `engine.config`.
+The engine's own parts `accounts` and `adapters` are those of `engine.config`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 _MIB = 1 << 20
-_MAY_BE_ZERO = {"depth", "max_preemptions", "locality_slack_tokens", "w_local"}
+_MAY_BE_ZERO = {"locality_slack_tokens", "w_local"}
+_SCHEDULE = ScheduleConfig()
 
 
 class Section(BaseModel):
@@ -50,9 +51,38 @@ class MemorySection(Section):
     disk_bytes: Count = 4 << 30
 
 
+class ScheduleSection(Section):
+    """As `engine.config.ScheduleConfig`. depth "auto": 1 on a GPU, else 0."""
+
+    max_seqs: Count = _SCHEDULE.max_seqs
+    max_step_tokens: Count = _SCHEDULE.max_step_tokens
+    max_step_s: Seconds = _SCHEDULE.max_step_s
+    depth: Annotated[int, Field(ge=0)] | Auto = "auto"
+    max_preemptions: Annotated[int, Field(ge=0)] = _SCHEDULE.max_preemptions
+    prefix_cache: bool = _SCHEDULE.prefix_cache
+
+    def resolved(self, device: Device) -> ScheduleConfig:
+        depth = self.depth
+        if depth == "auto":
+            depth = 1 if device == "cuda" else 0
+        return ScheduleConfig(**{**self.model_dump(), "depth": depth})
+
+
+class AutoscalingSection(Section):
+    """Between these bounds, by `router.autoscaling.SlotPressurePolicy`; delays are Ray's."""
+
+    min_replicas: Count = 1
+    max_replicas: Count
+    target_occupancy: Annotated[float, Field(gt=0, le=1)] = 0.8
+    target_queue_s: Seconds = 0.5
+    upscale_delay_s: Annotated[float, Field(ge=0)] = 30
+    downscale_delay_s: Annotated[float, Field(ge=0)] = 600
+
+
 class ReplicaSection(Section):
     """The replicas of the model.
 
+    num_replicas  how many; with `autoscaling`, how many at first
     num_cpus      what Ray reserves for a replica actor (its children are not Ray's to count)
     threads       CPU threads of a replica's step
     shutdown_s    longest a replica may drain: at least the longest generation
@@ -61,6 +91,7 @@ class ReplicaSection(Section):
     """
 
     num_replicas: Count = 1
+    autoscaling: AutoscalingSection | None = None
     num_cpus: Annotated[float, Field(ge=0)] = 0.1
     num_gpus: Annotated[float, Field(ge=0)] = 0
     device: Device = "cpu"
@@ -69,7 +100,7 @@ class ReplicaSection(Section):
     max_model_len: Annotated[int, Field(ge=2)] | Auto = "auto"
     fake_step_s: Seconds = 0.009
     memory: MemorySection = MemorySection()
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: ScheduleSection = ScheduleSection()
     accounts: AccountConfig = AccountConfig()
     adapters: AdapterConfig = AdapterConfig()
     stream_interval_s: Annotated[float, Field(ge=0)] = 0.05
@@ -81,12 +112,24 @@ class ReplicaSection(Section):
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
-        for part in (self.schedule, self.accounts, self.adapters):
+        for part in (self.accounts, self.adapters):
             for f in fields(part):
                 value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
                 if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
                     raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
         return self
+
+    @model_validator(mode="after")
+    def _within_bounds(self) -> Self:
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
+            raise ValueError("num_replicas must lie within autoscaling's bounds")
+        return self
+
+    @property
+    def max_replicas(self) -> int:
+        """What a machine that holds all replicas must share between them."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
 
 class IngressSection(Section):

@@ -1,4 +1,4 @@
-"""The control deployment: publishes and retires adapters, and shows the registry's records.
+"""The control deployment: publishes and retires adapters.
 
 One replica, with torch on the CPU. Its work blocks on disk and processor, so it runs in threads of
 its own and the replica's event loop stays free. Answers are plain: a record, or {"error": ...}.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,12 @@ from deployments.config import AppConfig
 from deployments.import_folder import ImportFolder
 from deployments.publisher import Publisher, PublishPolicy, ServedBase
 from deployments.registry import open_registry
-from deployments.registry.records import ADAPTERS, AdapterRecord, adapter_key, check_name
+from deployments.registry.records import AdapterRecord
 from deployments.registry.registry import Registry
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
 from engine.config import EngineConfig
-from engine.errors import LoraplexError, NotFound
+from engine.errors import LoraplexError
 from engine.model.revision import base_revision
 from engine.model.spec import BackboneSpec
 
@@ -51,7 +50,11 @@ class Control:
             weights=BaseWeights(config.base.path),
         )
         dtype = TORCH_DTYPES[engine.model.dtype]
-        policy = PublishPolicy(dtype, max_adapter_bytes(engine, spec, dtype.itemsize))
+        policy = PublishPolicy(
+            dtype,
+            max_adapter_bytes(engine, spec, dtype.itemsize),
+            allowed_keys=config.allowed_adapter_keys,
+        )
         self._publisher = Publisher(
             self._registry,
             open_store(config.store_url),
@@ -78,30 +81,9 @@ class Control:
             lambda: describe(self._publisher.retire(tenant=tenant, name=name, by=by))
         )
 
-    async def show(self, tenant: str, name: str) -> Answer:
-        """Answers one adapter's record, retired versions included."""
-        return await self._answer(functools.partial(self._show, tenant, name))
-
-    async def list(self, tenant: str | None = None) -> Answer:
-        """Answers {"adapters": records}, of one tenant or of all, by tenant and name."""
-        return await self._answer(functools.partial(self._list, tenant))
-
     def close(self) -> None:
         self._threads.shutdown()
         self._registry.close()
-
-    def _show(self, tenant: str, name: str) -> Answer:
-        check_name(tenant, "tenant")
-        check_name(name, "adapter")
-        entry = self._registry.get(adapter_key(tenant, name))
-        if entry is None:
-            raise NotFound(f"Adapter '{tenant}/{name}' does not exist.", param="adapter")
-        return describe(AdapterRecord.from_value(entry.value))
-
-    def _list(self, tenant: str | None) -> Answer:
-        prefix = ADAPTERS if tenant is None else adapter_key(check_name(tenant, "tenant"), "")
-        entries = self._registry.list(prefix).entries
-        return {"adapters": [describe(AdapterRecord.from_value(entry.value)) for entry in entries]}
 
     async def _answer(self, work: Callable[[], Answer]) -> Answer:
         try:

@@ -1,14 +1,17 @@
 """Unknown keys are errors, autos become numbers, paths become absolute."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from deployments import limits
 from deployments.config import AppConfig, ClientConfig, ConfigError, load
+from deployments.config_sections import ScheduleSection
 from deployments.registry import open_registry
 from engine.adapters.store import open_store
+from engine.config import ScheduleConfig
 
 MIB = 1 << 20
 MINIMAL = {"data_dir": "data", "base": {"path": "model", "name": "tiny"}}
@@ -42,7 +45,8 @@ def with_replica(**replica):
         ({**MINIMAL, "basis": 1}, "basis"),
         ({**MINIMAL, "base": {"path": "m", "name": "x", "nmae": 1}}, "base.nmae"),
         ({**MINIMAL, "replica": {"schedule": {"max_seq": 1}}}, "replica.schedule.max_seq"),
-        ({**MINIMAL, "replica": {"schedule": {"max_seqs": 0}}}, "max_seqs must be > 0"),
+        ({**MINIMAL, "replica": {"schedule": {"max_seqs": 0}}}, "replica.schedule.max_seqs"),
+        ({**MINIMAL, "replica": {"num_replicas": 3, "autoscaling": {"max_replicas": 2}}}, "bounds"),
         ({**MINIMAL, "replica": {"accounts": {"w_p": -1}}}, "w_p must be > 0"),
         ({**MINIMAL, "replica": {"memory": {"arena_bytes": "lots"}}}, "replica.memory.arena_bytes"),
         ({**MINIMAL, "ingress": {"registry_poll_s": 3}}, "ingress.registry_poll_s"),
@@ -115,6 +119,28 @@ def test_threads_follow_quota_and_replicas(tmp_path):
     assert limits.num_cpus(root) == 1
     assert with_replica(num_replicas=2).engine_config(root).model.threads == 1
     assert with_replica(threads=3).engine_config(root).model.threads == 3
+
+
+def test_a_machine_is_shared_by_the_most_replicas_that_there_may_be(tmp_path):
+    root = machine(tmp_path, v2=6 << 30)
+    scaling = {"max_replicas": 2}
+    memory = with_replica(autoscaling=scaling, device="fake").engine_config(root).memory
+    assert memory.arena_bytes == (2048 - 512) * MIB // 2
+
+
+@pytest.mark.parametrize(
+    ("device", "depth", "expected"),
+    [("cpu", "auto", 0), ("cuda", "auto", 1), ("fake", "auto", 0), ("cpu", 1, 1), ("cuda", 0, 0)],
+)
+def test_the_pipeline_s_depth_follows_the_device(device, depth, expected):
+    memory = {"arena_bytes": 1 << 20}
+    config = with_replica(device=device, memory=memory, schedule={"depth": depth, "max_seqs": 5})
+    schedule = config.engine_config().schedule
+    assert (schedule.depth, schedule.max_seqs) == (expected, 5)
+
+
+def test_the_schedule_section_has_every_key_of_the_engine_s():
+    assert [f.name for f in fields(ScheduleConfig)] == list(ScheduleSection.model_fields)
 
 
 def test_this_machine_resolves():
