@@ -24,7 +24,6 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    max_choices: int
     max_stop: int
 
 
@@ -39,12 +38,6 @@ def expand(
     request_id: str,
 ) -> list[Request]:
     """The requests, all with the id `request_id`. Raises InvalidRequest."""
-    if len(prompts) * body.num_choices > limits.max_choices:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts x n={body.num_choices} are more than {limits.max_choices}"
-            " sequences in one request. Split it.",
-            param="n",
-        )
     stop = body.stop_strings(limits.max_stop)
     bias = body.token_bias(limits.vocab_size)
     seed = draw_seed() if body.seed is None else body.seed

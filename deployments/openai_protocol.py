@@ -154,6 +154,10 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
     def chat(self) -> list[dict[str, Any]]:
         """The messages as templates take them: content is one string, absent values are left out,
         `developer` is `system`. Raises InvalidRequest."""
@@ -165,8 +169,14 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     prompt: str | list[Any]
 
-    def prompts(self, max_prompts: int) -> list[str | tuple[int, ...]]:
-        """One or more texts or token lists. Raises InvalidRequest for none, too many, or what is
+    @property
+    def num_prompts(self) -> int:
+        """At least 1: an empty list is one bad prompt."""
+        is_one = isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), None), int)
+        return 1 if is_one else max(1, len(self.prompt))
+
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """`num_prompts` texts or token lists. Raises InvalidRequest for none, or what is
         neither."""
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -174,11 +184,6 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest("prompt is an empty list.", param="prompt")
         if isinstance(self.prompt[0], int):
             return [_token_ids(self.prompt)]
-        if len(self.prompt) > max_prompts:
-            raise InvalidRequest(
-                f"{len(self.prompt)} prompts are more than {max_prompts} in one request. Split it.",
-                param="prompt",
-            )
         if all(isinstance(p, str) for p in self.prompt):
             return list(self.prompt)
         return [_token_ids(p) for p in self.prompt]

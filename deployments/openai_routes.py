@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -14,8 +14,7 @@ from deployments.answers import error_chunk
 from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import read_json, until_gone
-from deployments.generation import Generation
-from deployments.openai_protocol import ChatBody, CompletionBody, GenerationBody, parse
+from deployments.openai_protocol import ChatBody, CompletionBody, parse
 from deployments.serving import Job, Serving
 from engine.errors import LoraplexError
 
@@ -34,15 +33,13 @@ def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> AP
     async def chat_completions(request: Request) -> Response:
         caller = await caller_of(request)
         body = parse(ChatBody, await read_json(request, max_body_bytes))
-        generation = await serving.chat(request.state.request_id, caller, body)
-        return await _answer(request, serving, generation, body, "chatcmpl")
+        return await _answer(request, serving, caller, body)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
         caller = await caller_of(request)
         body = parse(CompletionBody, await read_json(request, max_body_bytes))
-        generation = await serving.completion(request.state.request_id, caller, body)
-        return await _answer(request, serving, generation, body, "cmpl")
+        return await _answer(request, serving, caller, body)
 
     @router.get("/models")
     async def models(request: Request) -> Response:
@@ -58,17 +55,20 @@ def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> AP
 
 
 async def _answer(
-    request: Request, serving: Serving, generation: Generation, body: GenerationBody, kind: str
+    request: Request, serving: Serving, caller: Caller, body: ChatBody | CompletionBody
 ) -> Response:
-    answer_id = f"{kind}-{request.state.request_id}"
+    request_id = request.state.request_id
+
+    def begin() -> AbstractAsyncContextManager[Job]:
+        return serving.job(request_id, caller, body)
 
     async def whole() -> Response:
-        with serving.job(generation, body, answer_id) as job:
+        async with begin() as job:
             return JSONResponse(await job.whole())
 
     if not body.stream:
         return await until_gone(request.receive, whole())
-    return EventStream(serving, generation, body, answer_id)
+    return EventStream(request_id, begin)
 
 
 class EventStream(Response):
@@ -76,32 +76,29 @@ class EventStream(Response):
     after that it is an event, and the stream ends."""
 
     def __init__(
-        self, serving: Serving, generation: Generation, body: GenerationBody, answer_id: str
+        self, request_id: str, begin: Callable[[], AbstractAsyncContextManager[Job]]
     ) -> None:
         super().__init__(media_type="text/event-stream", headers=STREAM_HEADERS)
         del self.headers["content-length"]
-        self._serving = serving
-        self._generation = generation
-        self._body = body
-        self._answer_id = answer_id
+        self._request_id = request_id
+        self._begin = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_gone(receive, self._respond(send))
 
     async def _respond(self, send: Send) -> None:
-        with self._serving.job(self._generation, self._body, self._answer_id) as job:
-            async with aclosing(self._chunks(job)) as chunks:
-                first = await anext(chunks)
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
-                await send({"type": "http.response.body", "body": first, "more_body": True})
-                async for chunk in chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        async with self._begin() as job, aclosing(self._chunks(job)) as chunks:
+            first = await anext(chunks)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunks(self, job: Job) -> AsyncGenerator[bytes, None]:
@@ -123,5 +120,5 @@ class EventStream(Response):
         except Exception:
             if not begun:
                 raise
-            logger.exception("%s failed", self._answer_id)
+            logger.exception("request %s failed", self._request_id)
             yield error_chunk(LoraplexError("Internal error.").info())

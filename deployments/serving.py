@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,10 @@ from deployments.catalog import Catalog, unknown_model
 from deployments.chat_template import ChatTemplate
 from deployments.expansion import ModelLimits, expand
 from deployments.generation import Generation, Model
-from deployments.openai_protocol import ChatBody, CompletionBody, GenerationBody
+from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.records import AdapterRecord
 from deployments.tokenising import Tokeniser
-from engine.errors import Unavailable
+from engine.errors import InvalidRequest, Unavailable
 from engine.types import AdapterRef, Tenant
 from router.admission import Admission, Ticket
 
@@ -78,6 +78,7 @@ class Serving:
     """Everything between an authenticated body and a handle call.
 
     timeout_s      from a request's arrival to its last token
+    max_choices    sequences of one client request: prompts x n
     max_in_flight  client requests at once
     """
 
@@ -90,6 +91,7 @@ class Serving:
     limits: ModelLimits
     sources: Sources
     timeout_s: float
+    max_choices: int
     max_in_flight: int
     _in_flight: int = field(default=0, init=False)
 
@@ -110,37 +112,36 @@ class Serving:
         finally:
             self._in_flight -= 1
 
-    async def chat(self, request_id: str, caller: Caller, body: ChatBody) -> Generation:
-        """Raises what `_generation` does, and InvalidRequest for messages."""
-        ref, tenant = await self._resolve(body.model, caller)
-        text = self.template.render(body.chat(), body.chat_template_kwargs)
-        prompts = await self.tokeniser.encode([text], special_tokens=False)
-        return self._generation(request_id, tenant, ref, body, prompts)
+    @asynccontextmanager
+    async def job(
+        self, request_id: str, caller: Caller, body: ChatBody | CompletionBody
+    ) -> AsyncIterator[Job]:
+        """A client request, let in until the context ends.
 
-    async def completion(self, request_id: str, caller: Caller, body: CompletionBody) -> Generation:
+        Admission comes before template and tokens, whose cost falls on every tenant. Raises
+        NotFound, InvalidRequest, PermissionDenied, TooManyRequests, Unavailable.
+        """
         ref, tenant = await self._resolve(body.model, caller)
-        prompts = body.prompts(self.limits.max_choices)
-        texts = [p for p in prompts if isinstance(p, str)]
-        encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
-        tokens = [next(encoded) if isinstance(p, str) else p for p in prompts]
-        return self._generation(request_id, tenant, ref, body, tokens)
-
-    @contextmanager
-    def job(self, generation: Generation, body: GenerationBody, answer_id: str) -> Iterator[Job]:
-        """Admits the sequences. Raises TooManyRequests, Unavailable."""
-        first = generation.requests[0]
-        head = AnswerHead(
-            id=answer_id,
-            created=int(self.sources.wall()),
-            model=body.model,
-            fingerprint=self._fingerprint(generation.ref),
-            chat=isinstance(body, ChatBody),
-            num_choices=body.num_choices,
-            with_usage=bool(body.stream) and body.wants_usage_chunk,
-        )
-        num = len(generation.requests)
-        with self.place(), self.admission.admit(first.tenant, num) as ticket:
-            yield Job(generation, Answer(head, num), ticket)
+        num = self._num_sequences(body)
+        with self.place(), self.admission.admit(tenant, num) as ticket:
+            requests = expand(
+                body,
+                await self._tokens(body),
+                tenant=tenant,
+                ref=ref,
+                limits=self.limits,
+                draw_seed=lambda: self.sources.bits(64),
+                request_id=request_id,
+            )
+            generation = Generation(
+                model=self.replicas,
+                requests=requests,
+                ref=ref,
+                timeout_s=self.timeout_s,
+                clock=self.sources.monotonic,
+                nonce=self.sources.word,
+            )
+            yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket)
 
     def models(self, caller: Caller) -> list[dict[str, Any]]:
         """The base, then the caller's adapters (an admin's: all)."""
@@ -180,30 +181,38 @@ class Serving:
             )
         return ref, tenant
 
-    def _generation(
-        self,
-        request_id: str,
-        tenant: Tenant,
-        ref: AdapterRef | None,
-        body: GenerationBody,
-        prompts: Sequence[tuple[int, ...]],
-    ) -> Generation:
-        requests = expand(
-            body,
-            prompts,
-            tenant=tenant,
-            ref=ref,
-            limits=self.limits,
-            draw_seed=lambda: self.sources.bits(64),
-            request_id=request_id,
-        )
-        return Generation(
-            model=self.replicas,
-            requests=requests,
-            ref=ref,
-            timeout_s=self.timeout_s,
-            clock=self.sources.monotonic,
-            nonce=self.sources.word,
+    def _num_sequences(self, body: ChatBody | CompletionBody) -> int:
+        num = body.num_prompts * body.num_choices
+        if num > self.max_choices:
+            raise InvalidRequest(
+                f"{body.num_prompts} prompts x n={body.num_choices} are more than"
+                f" {self.max_choices} sequences in one request. Split it.",
+                param="n" if body.num_choices > 1 else "prompt",
+            )
+        return num
+
+    async def _tokens(self, body: ChatBody | CompletionBody) -> list[tuple[int, ...]]:
+        """Of each prompt."""
+        if isinstance(body, ChatBody):
+            text = self.template.render(body.chat(), body.chat_template_kwargs)
+            return await self.tokeniser.encode([text], special_tokens=False)
+        prompts = body.prompts()
+        texts = [p for p in prompts if isinstance(p, str)]
+        encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
+        return [next(encoded) if isinstance(p, str) else p for p in prompts]
+
+    def _head(
+        self, request_id: str, ref: AdapterRef | None, body: ChatBody | CompletionBody
+    ) -> AnswerHead:
+        is_chat = isinstance(body, ChatBody)
+        return AnswerHead(
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}",
+            created=int(self.sources.wall()),
+            model=body.model,
+            fingerprint=self._fingerprint(ref),
+            chat=is_chat,
+            num_choices=body.num_choices,
+            with_usage=bool(body.stream) and body.wants_usage_chunk,
         )
 
     def _fingerprint(self, ref: AdapterRef | None) -> str:

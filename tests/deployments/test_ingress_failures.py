@@ -213,6 +213,9 @@ async def test_too_many_at_once_is_429_with_a_time(world):
         error_of(
             await client.post(CHAT, json=chat(model="org/tiny", n=3), headers=bearer(key)), 400
         )
+        # A tenant at its bound costs the others no template and no tokens.
+        unread = chat(model="org/tiny", messages=[])
+        error_of(await client.post(CHAT, json=unread, headers=bearer(key)), 429)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -211,7 +211,7 @@ def test_a_bad_body_costs_no_more_memory_than_its_size(body_type, fields):
         with pytest.raises(InvalidRequest):
             body = parse(body_type, {"model": "m", **fields})
             body.token_bias(300)
-            body.prompts(10)
+            body.prompts()
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
