@@ -2,9 +2,8 @@
 
 `python -m engine.bench --device cpu --model PATH --adapters 8 --json`
 
-Rounds of the three take turns in one process, so that whatever else the machine does meets them
-alike. A rate is batch / median seconds of a step in which all rows decode; what is compared is the
-median over rounds of the ratios within a round.
+The three take turns step by step in one process, at equal lengths, so that whatever else the
+machine does meets them alike. A rate is batch / median seconds of a step in which all rows decode.
 """
 
 from __future__ import annotations
@@ -12,108 +11,103 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import torch
 
-from engine.bench.ours import OurEngine, Run, bench_config, random_adapter
+from engine.bench.ours import MAX_AHEAD, OurEngine, bench_config, random_adapter
 from engine.bench.plain import PlainLoop
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
 
 
 @dataclass
-class Rates:
-    """Tokens per second of each round. same: the part of rows whose tokens the plain loop and the
-    engine agree on to the last (in bf16 they may part at near-ties)."""
+class Steps:
+    """Seconds of decode steps, and the part of rows whose tokens the plain loop and the engine
+    agree on to the last (in bf16 they may part at near-ties)."""
 
     plain: list[float] = field(default_factory=list)
     base: list[float] = field(default_factory=list)
     adapters: list[float] = field(default_factory=list)
-    same: list[float] = field(default_factory=list)
+    same_tokens: list[float] = field(default_factory=list)
 
 
 def main() -> None:
     options = _options()
     torch.manual_seed(0)
     spec = BackboneSpec.load(options.model)
-    max_len = options.prompt + options.tokens + 1
+    max_len = options.prompt + options.tokens + MAX_AHEAD
     config = bench_config(options.model, options.dtype, options.threads, options.batch, max_len)
-    adapters = [
-        random_adapter(spec, options.rank, tuple(options.targets.split(",")))
-        for _ in range(options.adapters)
-    ]
-    ours = OurEngine(config, adapters)
+    kinds = tuple(options.targets.split(","))
+    adapters = [random_adapter(spec, options.rank, kinds) for _ in range(options.adapters)]
+    base, adapted = OurEngine(config, []), OurEngine(config, adapters)
     weights = load_weights(options.model, spec, getattr(torch, options.dtype))
     plain = PlainLoop(spec, weights, options.batch, max_len)
-    rates = Rates()
+    steps = Steps()
     for _ in range(options.rounds):
         prompts = torch.randint(0, spec.vocab_size, (options.batch, options.prompt))
-        _round(options, prompts, plain, ours, rates)
-    _report(options, rates)
+        _round(prompts, options.tokens, plain, base, adapted, steps)
+    _report(options, steps)
 
 
 def _round(
-    options: argparse.Namespace,
     prompts: torch.Tensor,
+    num_tokens: int,
     plain: PlainLoop,
-    ours: OurEngine,
-    rates: Rates,
+    base: OurEngine,
+    adapted: OurEngine,
+    steps: Steps,
 ) -> None:
-    batch = len(prompts)
-    loop = _plain(plain, prompts, options.tokens)
-    rates.plain.append(batch / statistics.median(loop.decode_s))
-    base = ours.run(prompts.tolist(), [None] * batch, options.tokens)
-    rates.same.append(sum(a == b for a, b in zip(loop.tokens, base.tokens, strict=True)) / batch)
-    rates.base.append(batch / statistics.median(base.decode_s))
-    if ours.refs:
-        refs = [ours.refs[i % len(ours.refs)] for i in range(batch)]
-        run = ours.run(prompts.tolist(), list(refs), options.tokens)
-        rates.adapters.append(batch / statistics.median(run.decode_s))
-
-
-def _plain(plain: PlainLoop, prompts: torch.Tensor, num_tokens: int) -> Run:
-    seconds = []
-    with torch.inference_mode():
-        steps = [plain.prefill(prompts)]
-        for _ in range(num_tokens - 1):
-            start = time.perf_counter()
-            steps.append(plain.step(steps[-1]))
-            seconds.append(time.perf_counter() - start)
-    return Run(seconds, torch.stack(steps, 1).tolist())
-
-
-def _report(options: argparse.Namespace, rates: Rates) -> None:
-    rows: list[dict[str, object]] = [
-        {"what": "plain static-cache loop", "tok_s": rates.plain},
-        {
-            "what": "engine, base only",
-            "tok_s": rates.base,
-            "of_plain": _ratio(rates.base, rates.plain),
-        },
+    batch, ids = len(prompts), prompts.tolist()
+    refs = [adapted.refs[i % len(adapted.refs)] for i in range(batch)] if adapted.refs else []
+    turns: list[tuple[list[float], Generator[float, None, None]]] = [
+        (steps.plain, plain.decode(prompts, num_tokens)),
+        (steps.base, base.decode(ids, [None] * batch, num_tokens)),
     ]
-    if rates.adapters:
+    if refs:
+        turns.append((steps.adapters, adapted.decode(ids, list(refs), num_tokens)))
+    # The plain loop comes first: when it ends, the engines are not asked for another step.
+    for seconds in zip(*(decode for _, decode in turns), strict=False):
+        for (kept, _), one in zip(turns, seconds, strict=True):
+            kept.append(one)
+    for engine in turns[1:]:
+        engine[1].close()
+    same = sum(a == b for a, b in zip(plain.tokens, base.tokens, strict=True))
+    steps.same_tokens.append(same / batch)
+
+
+def _report(options: argparse.Namespace, steps: Steps) -> None:
+    plain, base = statistics.median(steps.plain), statistics.median(steps.base)
+    rows: list[tuple[str, list[float], dict[str, float]]] = [
+        ("plain static-cache loop", steps.plain, {}),
+        (
+            "engine, base only",
+            steps.base,
+            {"of_plain": plain / base, "same_tokens": statistics.mean(steps.same_tokens)},
+        ),
+    ]
+    if steps.adapters:
         what = f"engine, {options.adapters} adapters of rank {options.rank} on {options.targets}"
+        adapters = statistics.median(steps.adapters)
         rows.append(
-            {"what": what, "tok_s": rates.adapters, "of_base": _ratio(rates.adapters, rates.base)}
+            (what, steps.adapters, {"of_base": base / adapters, "of_plain": plain / adapters})
         )
-    for row in rows:
-        of_round = row["tok_s"]
-        assert isinstance(of_round, list)
-        row["tok_s"] = round(statistics.median(of_round), 1)
-        row["rounds"] = [round(rate, 1) for rate in of_round]
-        row |= {k: getattr(options, k) for k in ("batch", "prompt", "dtype", "threads")}
-        print(json.dumps(row) if options.json else _text(row), flush=True)
+    for what, seconds, ratios in rows:
+        row = {
+            "what": what,
+            "tok_s": round(options.batch / statistics.median(seconds), 1),
+            "step_ms": round(1e3 * statistics.median(seconds), 2),
+            "best_step_ms": round(1e3 * min(seconds), 2),
+            **{name: round(value, 3) for name, value in ratios.items()},
+            **{k: getattr(options, k) for k in ("batch", "prompt", "tokens", "dtype", "threads")},
+        }
+        print(json.dumps(row) if options.json else _text(row, ratios), flush=True)
 
 
-def _ratio(rates: list[float], of: list[float]) -> float:
-    return round(statistics.median(a / b for a, b in zip(rates, of, strict=True)), 3)
-
-
-def _text(row: dict[str, object]) -> str:
-    ratios = "".join(f"  {k} {row[k]:.0%}" for k in ("of_plain", "of_base") if k in row)
-    return f"{row['what']:50s} {row['tok_s']:>8} tok/s{ratios}"
+def _text(row: dict[str, object], ratios: dict[str, float]) -> str:
+    shown = "".join(f"  {name} {value:.0%}" for name, value in ratios.items())
+    return f"{row['what']:50s} {row['tok_s']:>8} tok/s{shown}"
 
 
 def _options() -> argparse.Namespace:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Generator
 
 import torch
 
@@ -27,11 +28,13 @@ from engine.types import AdapterRef, Request, SamplingParams, Tenant
 BASE_REVISION = "bench"
 GREEDY = SamplingParams(temperature=0.0)
 HOST_BYTES = 64 << 20
+# Rows that were read first have so many tokens when the last one begins, at most.
+MAX_AHEAD = 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def bench_config(path: str, dtype: Dtype, threads: int, batch: int, max_len: int) -> EngineConfig:
-    """Room for twice the batch, prompts read in passes of 512 tokens, no prefix cache."""
+    """Room for twice the batch, and no prefix cache: every prompt is read."""
     spec = BackboneSpec.load(path)
     itemsize = DTYPES[dtype].itemsize
     return EngineConfig(
@@ -65,14 +68,6 @@ def random_adapter(spec: BackboneSpec, rank: int, kinds: tuple[str, ...]) -> Ada
     return Adapter(weights, spec.modules)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one batch took: seconds of each step in which every row decoded, and the tokens."""
-
-    decode_s: list[float]
-    tokens: list[list[int]]
-
-
 class OurEngine:
     """The whole engine: scheduler, arena, adapter cache and CPU runner."""
 
@@ -84,7 +79,8 @@ class OurEngine:
         self._engine: Engine = build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
         self._tenant = Tenant("bench")
         self._adapters = {f"digest-{i}": adapter for i, adapter in enumerate(adapters)}
-        self._num_requests = 0
+        self._numbers = itertools.count()
+        self.tokens: list[list[int]] = []
         self.refs = [
             AdapterRef(
                 self._tenant.id,
@@ -99,37 +95,43 @@ class OurEngine:
             for i, adapter in enumerate(adapters)
         ]
 
-    def run(self, prompts: list[list[int]], refs: list[AdapterRef | None], max_tokens: int) -> Run:
-        """Answer the prompts at once, greedily."""
-        ids = []
-        for prompt, ref in zip(prompts, refs, strict=True):
-            ids.append(f"request-{self._num_requests}")
-            self._num_requests += 1
+    def decode(
+        self, prompts: list[list[int]], refs: list[AdapterRef | None], num_tokens: int
+    ) -> Generator[float, None, None]:
+        """Read the prompts, then yield the seconds of each step in which every row decodes, as
+        long as it is asked. Afterwards `tokens` holds the first `num_tokens` of each answer."""
+        ids = [f"request-{next(self._numbers)}" for _ in prompts]
+        max_tokens = num_tokens + MAX_AHEAD
+        for request_id, prompt, ref in zip(ids, prompts, refs, strict=True):
             self._engine.submit(
-                Request(ids[-1], self._tenant, ref, tuple(prompt), max_tokens, GREEDY)
+                Request(request_id, self._tenant, ref, tuple(prompt), max_tokens, GREEDY)
             )
-        tokens: dict[str, list[int]] = {i: [] for i in ids}
-        finished: set[str] = set()
-        decode_s = []
-        while len(finished) < len(ids):
-            start = time.perf_counter()
-            output = self._engine.step()
-            seconds = time.perf_counter() - start
-            if output is None:
-                continue
-            for load in output.loads:
-                self._engine.deliver(self._load(load))
-            if all(tokens.values()) and len(output.sequences) == len(ids):
-                decode_s.append(seconds)
-            finished |= self._take(output, tokens)
-        return Run(decode_s, [tokens[i] for i in ids])
+        told: dict[str, list[int]] = {request_id: [] for request_id in ids}
+        try:
+            while True:
+                start = time.perf_counter()
+                output = self._engine.step()
+                seconds = time.perf_counter() - start
+                all_decode = output is not None and len(output.sequences) == len(ids)
+                self._take(output, told)
+                if all_decode:
+                    yield seconds
+        finally:
+            for request_id in ids:
+                self._engine.abort(request_id)
+            while self._engine.step() is not None:
+                pass
+            self.tokens = [tokens[:num_tokens] for tokens in told.values()]
 
-    def _take(self, output: Output, tokens: dict[str, list[int]]) -> set[str]:
+    def _take(self, output: Output | None, told: dict[str, list[int]]) -> None:
+        if output is None:
+            return
+        for load in output.loads:
+            self._engine.deliver(self._load(load))
         for part in output.sequences:
             if part.error is not None:
                 raise RuntimeError(part.error.message)
-            tokens[part.request_id] += part.tokens
-        return {part.request_id for part in output.sequences if part.finish}
+            told[part.request_id] += part.tokens
 
     def _load(self, load: Load) -> LoadDone:
         adapter = self._adapters[load.ref.digest]

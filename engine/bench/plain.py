@@ -6,6 +6,9 @@ pages, no mask, no scheduler and no adapters. It uses the weights of the engine 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
+
 import torch
 import torch.nn.functional as F
 
@@ -25,16 +28,20 @@ class PlainLoop:
         shape = (spec.num_layers, 2, batch, spec.num_kv_heads, max_len, spec.head_dim)
         self._cache = torch.zeros(shape, dtype=dtype)
         self._length = 0
+        self.tokens: list[list[int]] = []
 
-    def prefill(self, prompts: torch.Tensor) -> torch.Tensor:
-        """[B] first tokens after prompts [B, n]; whatever the cache held before is forgotten."""
+    def decode(self, prompts: torch.Tensor, max_tokens: int) -> Generator[float, None, None]:
+        """Read prompts [B, n], then yield the seconds of each step. Afterwards `tokens` holds what
+        was answered; whatever the cache held before is forgotten."""
         self._length = 0
-        return self._pass(prompts)
+        steps = [self._pass(prompts)]
+        while len(steps) < max_tokens:
+            start = time.perf_counter()
+            steps.append(self._pass(steps[-1][:, None]))
+            yield time.perf_counter() - start
+        self.tokens = torch.stack(steps, 1).tolist()
 
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[B] next tokens after tokens [B]."""
-        return self._pass(tokens[:, None])
-
+    @torch.inference_mode()
     def _pass(self, tokens: torch.Tensor) -> torch.Tensor:
         spec, end = self._spec, self._length + tokens.shape[1]
         positions = torch.arange(self._length, end).repeat(len(tokens))
