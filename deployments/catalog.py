@@ -41,28 +41,21 @@ class Catalog:
         self._directory = Directory()
         self._rev: int | None = None
         self._absent: OrderedDict[str, float] = OrderedDict()
-        self._refreshed_s = float("-inf")
-
-    @property
-    def age_s(self) -> float:
-        """How old the copy is."""
-        return self._clock() - self._refreshed_s
 
     async def refresh(self) -> None:
         """Fetch what changed. Raises Unavailable when the registry can't be reached."""
-        began = self._clock()
         if self._rev is not None:
             changes = await asyncio.to_thread(self._registry.changes, self._rev)
             if not isinstance(changes, Gone):
                 for event in changes.events:
                     self._apply(event)
-                self._rev, self._refreshed_s = changes.rev, began
+                self._rev = changes.rev
                 return
         listing = await asyncio.to_thread(self._registry.list, "")
         self._directory.clear()
         for entry in listing.entries:
             self._apply(Event(entry.key, entry.value, entry.rev))
-        self._rev, self._refreshed_s = listing.rev, began
+        self._rev = listing.rev
 
     async def run(self) -> None:
         """Refresh for ever."""

@@ -77,10 +77,6 @@ class Tenants:
     def create_admin_key(self) -> str:
         return self._add_key(Role.ADMIN, None)
 
-    def add_key(self, tenant: str) -> str:
-        """Another key, beside those that the tenant has. Raises NotFound."""
-        return self._add_key(Role.TENANT, self.get(tenant).id)
-
     def _add_key(self, role: Role, tenant: str | None) -> str:
         key = new_key(self._random_bytes)
         record = KeyRecord(hash_key(key), role, tenant, key_hint(key), self._clock())

@@ -185,12 +185,10 @@ async def test_a_key_made_elsewhere_works_at_once_and_a_rotated_one_after_a_poll
         tenants.rotate_key("t2")
     with pytest.raises(Conflict):
         tenants.create(TenantRecord("t1"))
-    another = tenants.add_key("t1")
-    assert (await catalog.caller(another)).tenant.id == "t1"
     assert (await catalog.caller(new)).tenant.id == "t1"
 
 
-async def test_polling_follows_and_survives_the_registry(catalog, watched, registry, clock):
+async def test_polling_follows_and_survives_the_registry(catalog, watched, registry):
     await catalog.refresh()
     polling = asyncio.create_task(catalog.run())
     watched.away = True
@@ -199,13 +197,10 @@ async def test_polling_follows_and_survives_the_registry(catalog, watched, regis
         while watched.refused < 3:
             await asyncio.sleep(0.005)
     assert list(catalog.adapters("t1")) == []
-    clock.now += 7
-    assert catalog.age_s == 7
     watched.away = False
     async with asyncio.timeout(5):
         while not list(catalog.adapters("t1")):
             await asyncio.sleep(0.005)
-    assert catalog.age_s == 0
     polling.cancel()
 
 
