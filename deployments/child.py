@@ -51,7 +51,8 @@ class Child:
             os.close(liveness)
         if niceness:
             with contextlib.suppress(OSError):  # it may have ended already
-                os.setpriority(os.PRIO_PROCESS, self.pid, niceness)
+                ours_niceness = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, self.pid, ours_niceness + niceness)
         self.channel = Channel(ours, on_arrival=on_arrival)
         with contextlib.suppress(ChannelClosed):  # it has ended already: `on_arrival` says so
             self.channel.send(config)

@@ -56,6 +56,7 @@ STANDARD_LIBRARY_ALONE = ("engine.types", "engine.errors", "engine.config", "eng
 
 ENVIRONMENT_READERS = {"deployments.config"}
 ENVIRONMENT_PASSED_ON = {
+    "deployments.bench.__main__": "the environment of a measurement's own Ray",
     "deployments.children": "the environment of core and loader",
     "deployments.quickstart.service": "the environment of `serve run`",
 }

@@ -9,9 +9,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-from deployments.bench import isolation, streams
+from deployments.bench import isolation
+from deployments.ray_settings import RAY_SETTINGS
+
+MAIN = "from deployments.bench.streams import main; main()"
+RESULT = "RESULT "  # begins its line: Ray writes to the same output
 
 
 def main() -> None:
@@ -28,16 +36,37 @@ def main() -> None:
     part.add_argument("--tokens", type=int, default=200)
     part.add_argument("--rate", type=float, default=20.0)
     part.add_argument("--interval", type=float, default=0.05, help="stream_interval_s")
+    part.add_argument("--plain", action="store_true", help="without deployments.ray_settings")
     print(json.dumps(_measure(parser.parse_args()), indent=2))
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.command == "streams":
-        return streams.measure(
-            streams.Setting(args.streams, args.tokens, args.rate, stream_interval_s=args.interval)
-        )
+        return _streams(args)
     setting = isolation.Setting(args.streams, args.loads, rounds=args.rounds)
     return asyncio.run(isolation.measure(setting))
+
+
+def _streams(args: argparse.Namespace) -> dict[str, Any]:
+    """In a process that Ray's settings are in the environment of, with a Ray of its own."""
+    setting = {
+        "num_streams": args.streams,
+        "num_tokens": args.tokens,
+        "rate": args.rate,
+        "stream_interval_s": args.interval,
+    }
+    environment = {
+        **os.environ,
+        **({} if args.plain else RAY_SETTINGS),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RAY_ADDRESS": "",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    command = [sys.executable, "-c", MAIN, json.dumps(setting)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    return {"ray_settings": not args.plain, **json.loads(line.removeprefix(RESULT))}
 
 
 if __name__ == "__main__":

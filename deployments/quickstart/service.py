@@ -19,6 +19,7 @@ import httpx
 import yaml
 
 from deployments.quickstart.processes import ProcessTree
+from deployments.ray_settings import RAY_SETTINGS
 from engine.errors import LoraplexError
 
 Pause = Callable[[float], bool]
@@ -215,6 +216,7 @@ def child_environment(options: ServiceOptions, scratch: Path) -> dict[str, str]:
     """For `serve run` and all below it: a Ray apart from any other on this machine."""
     return {
         **os.environ,
+        **RAY_SETTINGS,
         "LORAPLEX_HOME": str(options.home),
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "RAY_ADDRESS": "local",
