@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-
 from deployments.config import AppConfig
 from deployments.import_folder import ImportFolder
 from deployments.publisher import Publisher, PublishPolicy, ServedBase
@@ -23,12 +21,12 @@ from deployments.registry.records import AdapterRecord
 from deployments.registry.registry import Registry
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
+from engine.adapters.weights import SERVING_DTYPES
 from engine.config import EngineConfig
 from engine.errors import LoraplexError
 from engine.model.revision import base_revision
 from engine.model.spec import BackboneSpec
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_PUBLISHES = 2
 """At once: each holds an adapter in memory."""
 
@@ -49,7 +47,7 @@ class Control:
             table=spec.modules,
             weights=BaseWeights(config.base.path),
         )
-        dtype = TORCH_DTYPES[engine.model.dtype]
+        dtype = SERVING_DTYPES[engine.model.dtype]
         policy = PublishPolicy(
             dtype,
             max_adapter_bytes(engine, spec, dtype.itemsize),

@@ -32,7 +32,7 @@ from engine.adapters.store import (
     open_store,
 )
 from engine.adapters.tensorfile import TensorFile, TensorFileError
-from engine.adapters.weights import Adapter, pack
+from engine.adapters.weights import SERVING_DTYPES, Adapter, pack
 from engine.channel import Channel, ChannelClosed
 from engine.child import attach
 from engine.config import EngineConfig
@@ -44,7 +44,6 @@ from engine.types import AdapterRef
 
 log = logging.getLogger("loraplex.loader")
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_MANIFEST_BYTES = 32 << 20
 
 
@@ -76,7 +75,7 @@ class Loader:
         self._host = host
         self._store = store
         self._clock = clock
-        self._dtype = TORCH_DTYPES[config.model.dtype]
+        self._dtype = SERVING_DTYPES[config.model.dtype]
 
     def load(self, load: Load) -> LoadDone:
         """Never raises. Rejected bytes are permanent; what the store or disk did may pass."""

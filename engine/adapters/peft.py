@@ -17,6 +17,8 @@ from engine.adapters.tensorfile import unique_keys
 from engine.errors import AdapterRejected
 
 MAX_CONFIG_BYTES = 4 << 20
+MAX_NAMES = 5000
+"""In one list: every one is tried on every module."""
 MERGE = "Merge the adapter into its base, or retrain without it."
 
 # Neither of these changes what a trained adapter computes on Linear layers and embeddings.
@@ -198,6 +200,8 @@ def _strings(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(v, str) for v in values):
         raise _reject(key, "must be names.")
+    if len(values) > MAX_NAMES:
+        raise _reject(key, f"has {len(values)} names, more than {MAX_NAMES}.")
     return tuple(sorted(set(values))) if key == "target_modules" else tuple(values)
 
 

@@ -20,6 +20,8 @@ from engine.errors import AdapterRejected
 from engine.model.modules import ModuleTable
 
 UNUSUAL_SCALE = 64.0
+MAX_UNUSED = 20
+"""Patterns that a record names as unused; of more it says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,10 @@ def _warnings(
     shapes: Mapping[str, ModuleShape],
     copies: Mapping[str, str],
 ) -> tuple[str, ...]:
-    warnings = [f"pattern {key[:80]!r} is not used by any module" for key in targets.unmatched]
+    unused = targets.unmatched
+    warnings = [f"pattern {key[:80]!r} is not used by any module" for key in unused[:MAX_UNUSED]]
+    if len(unused) > MAX_UNUSED:
+        warnings.append(f"{len(unused) - MAX_UNUSED} more patterns are not used by any module")
     present = {_kind(name) for name in shapes}
     if config.targets is not None:
         adapted = {_kind(name) for name, target in targets.modules.items() if target.adapted}

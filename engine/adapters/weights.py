@@ -13,6 +13,9 @@ from engine.adapters.naming import tensor_name
 from engine.errors import AdapterRejected
 from engine.model.modules import Module, ModuleTable
 
+SERVING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the names of `engine.config.Dtype`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleWeights:

@@ -138,6 +138,8 @@ def test_what_cannot_change_the_arithmetic_is_ignored(key, value):
         ("alpha_pattern", {"q_proj": "x"}),
         ("target_modules", 5),
         ("target_modules", [5]),
+        ("target_modules", [str(i) for i in range(5001)]),
+        ("exclude_modules", [str(i) for i in range(5001)]),
         ("exclude_modules", {"a": 1}),
         ("layers_to_transform", ["1"]),
         ("layers_to_transform", [-1]),

@@ -119,6 +119,13 @@ def test_an_unused_pattern_is_a_warning(spec):
     assert len(found.warnings) == 2 and "'proj'" in found.warnings[0]
 
 
+def test_of_many_unused_patterns_a_record_names_some(spec):
+    patterns = {f"nothing_{i}": 8 for i in range(1000)}
+    found = look(spec, lora_tensors(spec), rank_pattern=patterns)
+    assert len(found.warnings) == 21
+    assert found.warnings[-1] == "980 more patterns are not used by any module"
+
+
 # A-TARGET-FORMS
 @pytest.mark.parametrize(
     ("changes", "warnings"),
