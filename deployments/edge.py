@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -39,7 +39,9 @@ class Edge:
     adds_header  False behind a proxy that adds the header itself
     """
 
-    def __init__(self, app: ASGIApp, *, new_id: Any, adds_header: bool = True) -> None:
+    def __init__(
+        self, app: ASGIApp, *, new_id: Callable[[], str], adds_header: bool = True
+    ) -> None:
         self._app = app
         self._new_id = new_id
         self._adds_header = adds_header

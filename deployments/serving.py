@@ -195,11 +195,24 @@ class Serving:
         """Of each prompt."""
         if isinstance(body, ChatBody):
             text = self.template.render(body.chat(), body.chat_template_kwargs)
+            self._check_length(text, "messages")
             return await self.tokeniser.encode([text], special_tokens=False)
         prompts = body.prompts()
         texts = [p for p in prompts if isinstance(p, str)]
+        for text in texts:
+            self._check_length(text, "prompt")
         encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
         return [next(encoded) if isinstance(p, str) else p for p in prompts]
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuses a hopeless text before its tokens are counted, which would take long."""
+        if len(text) > self.limits.max_model_len * self.tokeniser.max_chars_per_token:
+            raise InvalidRequest(
+                f"The prompt has {len(text)} characters, which this model's context of"
+                f" {self.limits.max_model_len} tokens can't hold. Shorten it.",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     def _head(
         self, request_id: str, ref: AdapterRef | None, body: ChatBody | CompletionBody

@@ -11,12 +11,16 @@ from tokenizers import Tokenizer
 
 from engine.errors import LoraplexError
 
+NORMALISED = 4
+"""Characters that a normaliser makes one of, at most: canonical composition joins up to so many."""
+
 
 class Tokeniser:
     """The model's tokenizer.json. Texts are encoded as batches: unlike the encoding of one text,
     that lets other threads run, so a long text in `executor` doesn't hold up the event loop.
 
-    inline_chars  texts up to this long, all of a request together, are tokenised in place
+    inline_chars         texts up to this long, all of a request together, are tokenised in place
+    max_chars_per_token  of a text: what is longer than so many times the context can't fit
     """
 
     def __init__(
@@ -27,6 +31,7 @@ class Tokeniser:
         self._tokenizer.no_padding()
         self._executor = executor
         self._inline_chars = inline_chars
+        self.max_chars_per_token = NORMALISED * max(map(len, tokenizer.get_vocab()), default=1)
 
     @classmethod
     def load(

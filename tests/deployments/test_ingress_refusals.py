@@ -228,6 +228,17 @@ async def test_the_context_is_named_with_both_numbers(client, length, status):
         assert str(CONTEXT) in error["message"]
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_can_never_fit_is_not_tokenised(client, is_chat):
+    hopeless = "a" * 10_000
+    path, body = (TEXT, text(hopeless))
+    if is_chat:
+        path, body = (CHAT, chat(messages=[{"role": "user", "content": hopeless}]))
+    error = error_of(await client.post(path, json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "characters" in error["message"]
+
+
 async def test_prompt_and_max_tokens_together_fit_the_context(client):
     assert (await client.post(TEXT, json=text("a" * 60, max_tokens=4))).status_code == 200
     error = error_of(await client.post(TEXT, json=text("a" * 60, max_tokens=5)), 400)
