@@ -126,11 +126,6 @@ class CpuRunner:
         """Wait for the upload thread and end it."""
         self._uploads.shutdown()
 
-    def logits(self, plan: StepPlan) -> torch.Tensor:
-        """[N, V] float32 of the plan's sampled rows; nothing is drawn. For tests and the oracle."""
-        with torch.inference_mode():
-            return self._logits(self._batch(plan))
-
     def page(self, position: int) -> torch.Tensor:
         """The elements of one physical page, in the serving dtype. For tests."""
         return self._arena[position]

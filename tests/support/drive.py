@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from engine.adapters.weights import Adapter, pack
 from engine.config import EngineConfig, MemoryConfig, ModelConfig, ScheduleConfig, StoreConfig
-from engine.cpu_runner import CpuRunner
 from engine.plan import NO_ADAPTER, Move, Span, StepPlan, StepResult, TableEntry
 from engine.sequence import Sequence
 from engine.types import Request, SamplingParams, Tenant
+from tests.support.recording import RecordingRunner
 
 PAGE_TOKENS = 4
 HOST_BYTES = 8 << 20
@@ -33,7 +33,7 @@ def runner_config(
 class Driver:
     """Pages are handed out in random order, so that nothing depends on where they lie."""
 
-    runner: CpuRunner
+    runner: RecordingRunner
     host: bytearray
     num_plans: int = 0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -49,7 +49,7 @@ class Driver:
     @classmethod
     def on(cls, folder: object, **options: object) -> Driver:
         host = bytearray(HOST_BYTES)
-        return cls(CpuRunner(runner_config(folder, **options), memoryview(host)), host)
+        return cls(RecordingRunner(runner_config(folder, **options), memoryview(host)), host)
 
     def begin(
         self,
@@ -113,29 +113,23 @@ class Driver:
         self.num_plans += 1
         return self.runner.launch(plan).wait(), plan
 
-    def step(self, counts: dict[Sequence, int]) -> dict[Sequence, torch.Tensor]:
-        """One pass, committed. The logits of the sequences that sampled."""
+    def step(self, counts: dict[Sequence, int]) -> None:
+        """One pass, committed."""
         result, plan = self.plan(counts)
-        again = replace(plan, new_rows=())
-        logits = iter(self.runner.logits(again))
-        sampled = {}
         for span, tokens in zip(plan.spans, result.tokens, strict=True):
             span.sequence.num_computed += span.num_tokens
-            if span.samples:
-                sampled[span.sequence] = next(logits)
-                span.sequence.tokens += tokens
-        return sampled
+            span.sequence.tokens += tokens
 
-    def run(
-        self, sequences: list[Sequence], num_tokens: int, chunk: int = 1000
-    ) -> dict[Sequence, list[torch.Tensor]]:
-        """Until each has `num_tokens` outputs; prompts in pieces of `chunk`. Logits of each."""
-        logits: dict[Sequence, list[torch.Tensor]] = {s: [] for s in sequences}
+    def run(self, sequences: list[Sequence], num_tokens: int, chunk: int = 1000) -> None:
+        """Until each has `num_tokens` outputs; prompts in pieces of `chunk`."""
         while counts := {
             s: min(chunk, len(s.tokens) - s.num_computed)
             for s in sequences
             if len(s.tokens) - len(s.request.prompt) < num_tokens
         }:
-            for sequence, row in self.step(counts).items():
-                logits[sequence].append(row)
-        return logits
+            self.step(counts)
+
+    def logits(self, sequence: Sequence) -> torch.Tensor:
+        """[outputs, V] that its outputs were drawn from."""
+        first = len(sequence.request.prompt)
+        return self.runner.answer(sequence.request.id, first, len(sequence.tokens) - first)

@@ -8,42 +8,18 @@ from itertools import count
 import torch
 
 from engine.adapters.weights import pack
-from engine.batch import Batch
 from engine.config import EngineConfig, MemoryConfig, ModelConfig, ScheduleConfig, StoreConfig
-from engine.cpu_runner import CpuLaunch, CpuRunner
 from engine.engine import build_engine
 from engine.messages import Load, LoadDone, Output
 from engine.model.spec import BackboneSpec
-from engine.plan import StepPlan
 from engine.types import AdapterRef, FinishReason, Request, SamplingParams, Tenant
+from tests.support.recording import RecordingRunner
 from tests.support.tiny_models import TinyModel
 
 BASE = "revision"
 GREEDY = SamplingParams(temperature=0.0)
 PAGE_TOKENS = 4
 HOST_BYTES = 8 << 20
-
-
-class RecordingRunner(CpuRunner):
-    """logits[request id][position of the token that they chose]."""
-
-    def __init__(self, config: EngineConfig, host: memoryview) -> None:
-        super().__init__(config, host)
-        self.logits: dict[str, dict[int, torch.Tensor]] = {}
-        self._latest: torch.Tensor | None = None
-
-    def launch(self, plan: StepPlan) -> CpuLaunch:
-        launch = super().launch(plan)
-        sampled = [span for span in plan.spans if span.samples]
-        for i, span in enumerate(sampled):
-            of = self.logits.setdefault(span.sequence.request.id, {})
-            of[span.start + span.num_tokens] = self._latest[i]
-        return launch
-
-    def _logits(self, batch: Batch) -> torch.Tensor:
-        logits = super()._logits(batch)
-        self._latest = logits.clone()
-        return logits
 
 
 @dataclass
@@ -121,18 +97,13 @@ class RealEngine:
                 return
         raise AssertionError(f"not done after {max_steps} steps")
 
-    def check_answers(self, tolerance: float = 1e-4) -> None:
+    def check_answers(self) -> None:
         """Every request's tokens and logits are the oracle's."""
         for request_id, told in self.told.items():
-            prompt = list(told.request.prompt)
             assert told.finish is FinishReason.LENGTH
-            assert told.tokens == self.model.greedy(
-                told.adapter, prompt, told.request.max_tokens
-            ), request_id
-            wanted = self.model.logits(told.adapter, prompt + told.tokens[:-1])[len(prompt) - 1 :]
-            of = self.runner.logits[request_id]
-            ours = torch.stack([of[len(prompt) + i] for i in range(len(told.tokens))])
-            assert (ours - wanted).abs().max() <= tolerance * wanted.std(), request_id
+            prompt = list(told.request.prompt)
+            logits = self.runner.answer(request_id, len(prompt), told.request.max_tokens)
+            self.model.check(told.adapter, prompt, told.tokens, logits)
 
     def _take(self, output: Output) -> None:
         for load in output.loads:

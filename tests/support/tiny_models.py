@@ -26,6 +26,8 @@ from engine.adapters.validate import inspect
 from engine.adapters.weights import Adapter
 from engine.model.spec import BackboneSpec
 
+# Of a logit, in standard deviations of the oracle's.
+TOLERANCE = 1e-4
 SIZES = {
     "vocab_size": 384,
     "hidden_size": 64,
@@ -94,17 +96,22 @@ class TinyModel:
         with torch.no_grad():
             return self.oracles[adapter](torch.tensor([tokens])).logits[0]
 
-    def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:
-        """The oracle's greedy continuation."""
-        with torch.no_grad():
-            out = self.oracles[adapter].generate(
-                input_ids=torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=num_tokens,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        return out[0, len(prompt) :].tolist()
+    def check(
+        self, adapter: str | None, prompt: list[int], tokens: list[int], logits: torch.Tensor
+    ) -> None:
+        """Assert that `tokens` are the oracle's greedy answer, and that the `logits` [n, V] they
+        were drawn from are its own; where there is an adapter, that it moves them by far more.
+
+        One pass over prompt and answer tells: an answer is greedy if each token is the best after
+        those before it.
+        """
+        wanted = self.logits(adapter, prompt + tokens[:-1])[len(prompt) - 1 :]
+        assert tokens == wanted.argmax(-1).tolist()
+        allowed = TOLERANCE * wanted.std()
+        assert (logits - wanted).abs().max() <= allowed
+        if adapter is not None:
+            base = self.logits(None, prompt + tokens[:-1])[len(prompt) - 1 :]
+            assert (base - wanted).abs().max() >= 100 * allowed
 
 
 def make_model(folder: Path, name: str, adapters: tuple[str, ...] = ()) -> TinyModel:
