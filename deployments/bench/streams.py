@@ -105,14 +105,18 @@ def measure(setting: Setting) -> dict[str, Any]:
 def _report(received: Sequence[Received], trace: Sequence[str], setting: Setting) -> dict[str, Any]:
     left: defaultdict[str, list[float]] = defaultdict(list)
     for line in trace:
-        request_id, at_s = line.split(" ")
-        left[request_id.split(":")[1].split(".")[0]].append(float(at_s))
+        request_id, out = line.split(" ")
+        left[request_id.split(":")[1].split(".")[0]].append(float(out))
     delays: list[float] = []
+    began_s = min(client.reads[0][0] for client in received)
+    by_second: defaultdict[int, list[float]] = defaultdict(list)
     num_events = 0
     for client in received:
         came = list(client.tokens())
         num_events += len({at_s for at_s, _ in came})
-        delays += [at - out for (at, _), out in zip(came, left[client.request_id], strict=False)]
+        for (at_s, _), out_s in zip(came, left[client.request_id], strict=False):
+            delays.append(at_s - out_s)
+            by_second[int(out_s - began_s)].append(at_s - out_s)
     delays.sort()
     expected = setting.num_streams * setting.num_tokens
     ends = [at for client in received for at, _ in client.reads]
@@ -125,6 +129,9 @@ def _report(received: Sequence[Received], trace: Sequence[str], setting: Setting
         "delay_p50_s": delays[len(delays) // 2],
         "delay_p99_s": delays[int(0.99 * len(delays))],
         "delay_max_s": delays[-1],
+        "delay_p99_by_second_s": [
+            round(sorted(by_second[i])[int(0.99 * len(by_second[i]))], 3) for i in sorted(by_second)
+        ],
     }
 
 
