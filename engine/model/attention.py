@@ -2,9 +2,9 @@
 
 The arena is seen as [page][layer][k, v][KV head][P][D]. A batch is bound once: where each token's
 keys and values go, and in which groups its queries are answered; every layer then writes and
-attends with index arithmetic done before. Decoding rows of like length form one group, each
-prefill span is a group of its own. Within a group the query heads of one KV head are handled as so
-many queries, so that keys and values are gathered once and never repeated.
+attends with index arithmetic done before. Spans of equally many tokens and contexts of like length
+form a group: decoding rows above all. Within a group the query heads of one KV head are handled as
+so many queries, so that keys and values are gathered once and never repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Group:
     tokens  numbers in the batch of its B x Q query tokens, or None: all of them in order
     gather  [2 * B * KV heads * n] rows of P x D elements of layer 0, keys before values
     mask    additive, of layers without a window and (`window`) with one: [B, 1, 1, n P] float32 of
-            one query a sequence, else [1, 1, query heads of a KV head x Q, n P]
+            one query a sequence, else [B, 1, query heads of a KV head x Q, n P]
     """
 
     num_seqs: int
@@ -133,19 +133,22 @@ class BoundAttention:
 
 
 def _group_spans(batch: Batch, page_tokens: int) -> list[list[int]]:
-    """Spans by group: each prefill span alone; decoding rows by length, longest first, so that a
-    group's padding stays under MAX_PADDING pages."""
-    counts, contexts = batch.span_tokens.tolist(), batch.contexts.tolist()
-    groups = [[i] for i, count in enumerate(counts) if count > 1]
-    decoding = [i for i, count in enumerate(counts) if count == 1]
-    pages = [-(-context // page_tokens) for context in contexts]
-    if len(decoding) * max((pages[i] for i in decoding), default=0) <= MAX_PADDING:
-        return groups + ([decoding] if decoding else [])
-    padding, longest = 0, -1
-    for i in sorted(decoding, key=lambda i: -pages[i]):
-        padding += longest - pages[i]
-        if longest < 0 or padding > MAX_PADDING:
-            groups.append([])
-            padding, longest = 0, pages[i]
-        groups[-1].append(i)
+    """Spans by group: of equally many tokens, the longest contexts first, so that a group's padding
+    stays under MAX_PADDING pages."""
+    pages = (-(-batch.contexts // page_tokens)).tolist()
+    by_tokens: dict[int, list[int]] = {}
+    for span, num_tokens in enumerate(batch.span_tokens.tolist()):
+        by_tokens.setdefault(num_tokens, []).append(span)
+    groups: list[list[int]] = []
+    for spans in by_tokens.values():
+        if len(spans) * max(pages[span] for span in spans) > MAX_PADDING:
+            spans.sort(key=lambda span: -pages[span])
+        padding = 0
+        groups.append(spans[:1])
+        for span in spans[1:]:
+            padding += pages[groups[-1][0]] - pages[span]
+            if padding > MAX_PADDING:
+                groups.append([])
+                padding = 0
+            groups[-1].append(span)
     return groups
