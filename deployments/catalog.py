@@ -51,11 +51,9 @@ class Catalog:
                     self._apply(event)
                 self._rev = changes.rev
                 return
-        listing = await asyncio.to_thread(self._registry.list, "")
-        self._directory.clear()
-        for entry in listing.entries:
-            self._apply(Event(entry.key, entry.value, entry.rev))
-        self._rev = listing.rev
+        self._directory, self._rev = await asyncio.to_thread(_read_all, self._registry)
+        # What was looked up since the listing may be missing from it: look it up again.
+        self._absent.clear()
 
     async def run(self) -> None:
         """Refresh for ever."""
@@ -127,12 +125,25 @@ class Catalog:
         return entry is not None
 
     def _apply(self, event: Event) -> None:
-        """One record that can't be read holds up none of the others."""
         self._absent.pop(event.key, None)
-        try:
-            self._directory.apply(event)
-        except (ValueError, KeyError, TypeError):
-            logger.exception("record %s can't be read", event.key)
+        _apply(self._directory, event)
+
+
+def _read_all(registry: Registry) -> tuple[Directory, int]:
+    """Everything, and the revision to go on from."""
+    listing = registry.list("")
+    directory = Directory()
+    for entry in listing.entries:
+        _apply(directory, Event(entry.key, entry.value, entry.rev))
+    return directory, listing.rev
+
+
+def _apply(directory: Directory, event: Event) -> None:
+    """One record that can't be read holds up none of the others."""
+    try:
+        directory.apply(event)
+    except (ValueError, KeyError, TypeError):
+        logger.exception("record %s can't be read", event.key)
 
 
 def unknown_model(model: str) -> NotFound:

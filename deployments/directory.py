@@ -28,12 +28,6 @@ class Directory:
         self._revs: dict[str, int] = {}
         self._by_tenant: dict[str, dict[str, AdapterRecord]] = {}
 
-    def clear(self) -> None:
-        """Know nothing again: what follows may be another registry's."""
-        self._records.clear()
-        self._revs.clear()
-        self._by_tenant.clear()
-
     def apply(self, event: Event) -> None:
         if event.rev <= self._revs.get(event.key, 0):
             return
