@@ -19,7 +19,6 @@ import yaml
 from rich.console import Console
 
 from deployments.config import AppConfig, load
-from deployments.control import Control
 from deployments.quickstart.banner import Facts, show
 from deployments.quickstart.model import ModelSource, prepare_model
 from deployments.quickstart.service import Service, ServiceOptions
@@ -133,6 +132,9 @@ def _prepare(config: AppConfig, console: Console) -> Mapping[str, str]:
     keys = prepare_tenants(DemoKeys(config.data_dir / "keys.json", registry), tenants)
     if missing := missing_adapters(registry, base_revision(config.base.path)):
         with console.status("publishing the adapters"):
+            # Here, because it brings torch: a second start does without.
+            from deployments.control import Control  # noqa: PLC0415
+
             control = Control(config.model_copy(update={"import_root": ADAPTERS_FOLDER}))
             asyncio.run(publish_adapters(control, missing))
             control.close()

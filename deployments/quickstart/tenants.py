@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
-from deployments.control import Control
 from deployments.registry.records import AdapterRecord, TenantRecord, adapter_key, key_key
 from deployments.registry.registry import Registry
 from deployments.tenants import Tenants
@@ -18,6 +18,12 @@ from engine.errors import LoraplexError, NotFound
 ADAPTERS_FOLDER = Path(__file__).parent / "adapters"
 ADMIN = "admin"
 PUBLISHED_BY = "quickstart"
+
+
+class Control(Protocol):
+    """Of `deployments.control.Control`."""
+
+    async def publish(self, tenant: str, name: str, folder: str, by: str) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
