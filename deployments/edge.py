@@ -27,6 +27,10 @@ REQUEST_ID = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
+BODY_TIMEOUT_S = 60.0
+"""For a body to arrive whole: one that never does would hold a place that all tenants share."""
+
+
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
@@ -107,16 +111,22 @@ def error_response(info: ErrorInfo, headers: dict[str, str] | None = None) -> JS
     return JSONResponse(error_body(info), status_code=info.status, headers=headers)
 
 
-async def read_json(request: Request, max_bytes: int) -> Any:
+async def read_json(request: Request, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> Any:
     """The body, decoded. Raises TooLarge as soon as it is seen to be, InvalidRequest."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         _refuse_size(max_bytes)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            _refuse_size(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    _refuse_size(max_bytes)
+    except TimeoutError:
+        raise InvalidRequest(
+            f"The body did not arrive within {timeout_s:g} s.", code="body_timeout"
+        ) from None
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
         # Halves of surrogate pairs are valid JSON but no text: nothing after us could encode them.

@@ -4,7 +4,9 @@ import asyncio
 import tracemalloc
 
 import pytest
+from fastapi import Request
 
+from deployments.edge import read_json
 from deployments.openai_protocol import ChatBody, CompletionBody, parse
 from deployments.registry.records import TenantRecord
 from engine.errors import InvalidRequest
@@ -311,3 +313,12 @@ async def test_health_and_ready(client, world):
     assert error_of(await client.get("/ready"), 503)["code"] == "not_ready"
     world.model.replies = [{"ready": False}, {"ready": True}]
     assert (await client.get("/ready")).json() == {"status": "ready", "replicas": 1}
+
+
+async def test_a_body_that_never_comes_holds_nothing_for_ever():
+    async def receive():
+        await asyncio.Event().wait()
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(InvalidRequest, match="did not arrive within 0.01 s"):
+        await read_json(request, 100, timeout_s=0.01)
