@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,7 +70,7 @@ class Edge:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             logger.info("request %s: the client went away", request_id)
         except Exception:
             logger.exception("request %s failed", request_id)

@@ -4,7 +4,9 @@ import asyncio
 import json
 
 import pytest
+from fastapi import Request
 
+from deployments.edge import Edge, read_json
 from deployments.ingress import create_app
 from deployments.registry.records import TenantRecord
 from engine.errors import AdapterUnavailable, ReplicaLost
@@ -237,3 +239,20 @@ async def test_a_full_ingress_is_503(tmp_path):
         assert response.headers["retry-after"] == "1"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_client_that_goes_while_it_sends_its_body_is_no_failure_of_ours():
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        await read_json(Request(scope, receive), 100)
+
+    edge = Edge(app, new_id=lambda: "req-1")
+    await edge({"type": "http", "method": "POST", "headers": []}, receive, send)
+    assert sent == []
