@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ class CpuRunner:
                 f"memory.arena_bytes {config.memory.arena_bytes} holds {self.num_pages} pages of "
                 f"{elements} elements: at least 2 pages of a multiple of {ALIGN} are needed"
             )
-        self._arena = torch.zeros(self.num_pages, elements, dtype=dtype)
+        # Private anonymous memory is zero and takes no room until it is written to: a start need
+        # not touch gigabytes, and what stays unused costs nothing.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, self.num_pages * self.page_bytes, flags=private)
+        self._arena = torch.frombuffer(memory, dtype=dtype).view(self.num_pages, elements)
         self._backbone = Backbone(
             self.spec,
             load_weights(config.model.path, self.spec, dtype),
