@@ -1,0 +1,220 @@
+"""The grouped adapter term on a GPU, for graphs that serve every set of adapters.
+
+`LoraGpu` holds the arena, the table and the workspaces at fixed addresses. It is bound to a bucket:
+so many rows in so many blocks (`kernels.blocks`), both device buffers that change from step to
+step. What is launched depends on the bucket alone; ranks, scales, offsets and absent modules are
+read on the device. In a step: `begin`, then for each group of modules `shrink` (at any time once x
+is there, on another stream if that pays) and either `expand` or a fused kernel that takes `term`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+
+from kernels.blocks import RowBlocks
+from kernels.entries import gather_entries
+from kernels.expand import expand_kernel
+from kernels.segments import Ints
+from kernels.shrink import lookup_kernel, shrink_kernel
+from kernels.table import COLUMNS
+from kernels.tile import RANKS, interpreted
+from kernels.tuning import Tuning, tuning_for
+
+MAX_SLICES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What is left of a shrink for whoever adds the term.
+
+    part     [parts, N, stride] float32, a slice's ranks from slice x rank_cap on
+    entries  [S, M, 6]; module: the first of the group's
+    """
+
+    part: torch.Tensor
+    arena: torch.Tensor
+    entries: torch.Tensor
+    blocks: RowBlocks
+    module: int
+    rank_cap: int
+    exact: bool
+    programmatic: bool
+
+    @property
+    def num_parts(self) -> int:
+        return self.part.shape[0]
+
+    @property
+    def stride(self) -> int:
+        return self.part.shape[2]
+
+
+class LoraGpu:
+    """The term for one arena and one table.
+
+    arena [elements] and table [G, M, 6] (`kernels.table`) on the device. features [M, 2]: in and
+    out of each module. No entry's rank exceeds max_rank. A step has at most max_rows rows in
+    max_blocks blocks. num_workspaces: shrinks whose terms may be alive at a time.
+    """
+
+    def __init__(
+        self,
+        arena: torch.Tensor,
+        table: torch.Tensor,
+        features: Ints,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        max_rank: int,
+        num_workspaces: int = 4,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.arena, self.table, self.features = arena, table, features
+        self._tuning = tuning
+        self.rank_cap = max(RANKS.value, triton.next_power_of_2(max_rank))
+        self.part_rows = max(max_rows, 4096)
+        device = arena.device
+        self.parts = torch.empty(
+            num_workspaces, self.part_rows * MAX_SLICES * self.rank_cap, device=device
+        )
+        shape = (max_blocks, table.shape[1], COLUMNS)
+        self.entries = torch.zeros(shape, dtype=torch.int64, device=device)
+        # The interpreter's bf16 products are wrong; float32 must not be rounded to tf32.
+        self.exact = arena.dtype == torch.float32 or interpreted()
+
+    def tuning(self, block_rows: int) -> Tuning:
+        """Of graphs with blocks of that many rows."""
+        return self._tuning or tuning_for(block_rows)
+
+    def bind(self, blocks: RowBlocks) -> BoundLoraGpu:
+        """The term of a bucket. The blocks' contents may change between steps."""
+        return BoundLoraGpu(self, blocks)
+
+
+class BoundLoraGpu:
+    def __init__(self, of: LoraGpu, blocks: RowBlocks) -> None:
+        self._of = of
+        self.blocks = blocks
+        self.tuning = of.tuning(blocks.block_rows)
+        self._entries = of.entries[: blocks.num_blocks]
+
+    def begin(self) -> None:
+        """Read the table for this step's blocks."""
+        gather_entries(self._of.table, self.blocks.adapters, self._entries)
+
+    def shrink(self, modules: Sequence[int], x: torch.Tensor, workspace: int = 0) -> Term:
+        """x A of consecutive `modules` that share x [N, in], into a workspace."""
+        of, blocks, tile = self._of, self.blocks, self.tuning.shrink
+        k = x.shape[1]
+        parts = self.tuning.num_parts(
+            blocks.num_blocks * len(modules), k, of.part_rows // blocks.num_rows
+        )
+        term = self.term(modules, workspace, parts)
+        shrink_kernel[(blocks.num_blocks, parts, len(modules))](
+            x,
+            of.arena,
+            self._entries,
+            blocks.rows,
+            term.part,
+            modules[0],
+            self._entries.shape[1],
+            blocks.num_rows,
+            x.stride(0),
+            K=k,
+            SPLIT=parts,
+            STRIDE=term.stride,
+            RCAP=of.rank_cap,
+            M=blocks.block_rows,
+            BK=max(16, min(tile.width * 2 // x.element_size(), triton.next_power_of_2(k))),
+            STAGES=tile.stages,
+            EXACT=of.exact,
+            PDL=term.programmatic,
+            num_warps=tile.warps,
+            **launch_options(term.programmatic),
+        )
+        return term
+
+    def lookup(self, module: int, tokens: torch.Tensor, workspace: int = 0) -> Term:
+        """The same for an embedding: rows `tokens` [N] int64 of its A."""
+        of, blocks = self._of, self.blocks
+        term = self.term((module,), workspace, 1)
+        lookup_kernel[(blocks.num_blocks,)](
+            tokens,
+            of.arena,
+            self._entries,
+            blocks.rows,
+            term.part,
+            module,
+            self._entries.shape[1],
+            blocks.num_rows,
+            STRIDE=term.stride,
+            RCAP=of.rank_cap,
+            M=blocks.block_rows,
+        )
+        return term
+
+    def expand(self, term: Term, num_modules: int, y: torch.Tensor) -> None:
+        """Add a term of `num_modules` modules to y [N, sum of out] in place."""
+        of, blocks, tile = self._of, self.blocks, self.tuning.expand
+        widths = [int(of.features[term.module + i, 1]) for i in range(num_modules)]
+        tiles = sum(triton.cdiv(width, tile.width) for width in widths)
+        widths += [0] * (MAX_SLICES - num_modules)
+        expand_kernel[(blocks.num_blocks, tiles)](
+            term.part,
+            of.arena,
+            self._entries,
+            blocks.rows,
+            y,
+            term.module,
+            self._entries.shape[1],
+            blocks.num_rows,
+            y.stride(0),
+            W0=widths[0],
+            W1=widths[1],
+            W2=widths[2],
+            SPLIT=term.num_parts,
+            STRIDE=term.stride,
+            RCAP=term.rank_cap,
+            M=blocks.block_rows,
+            BN=tile.width,
+            ALIGN=gcd(16, *widths),
+            EXACT=of.exact,
+            PDL=term.programmatic,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **launch_options(term.programmatic),
+        )
+
+    def add(self, modules: Sequence[int], x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add the term of `modules` to y [N, sum of out], whose columns are theirs in order."""
+        self.expand(self.shrink(modules, x), len(modules), y)
+
+    def add_embedding(self, module: int, tokens: torch.Tensor, y: torch.Tensor) -> None:
+        """Add the term of a lookup to y [N, out]; tokens [N] int64."""
+        self.expand(self.lookup(module, tokens), 1, y)
+
+    def term(self, modules: Sequence[int], workspace: int, parts: int) -> Term:
+        """The view of a workspace that a shrink of `modules` fills."""
+        of, num_rows = self._of, self.blocks.num_rows
+        stride = len(modules) * of.rank_cap
+        part = of.parts[workspace, : parts * num_rows * stride].view(parts, num_rows, stride)
+        return Term(
+            part,
+            of.arena,
+            self._entries,
+            self.blocks,
+            modules[0],
+            of.rank_cap,
+            of.exact,
+            self.tuning.programmatic,
+        )
+
+
+def launch_options(programmatic: bool) -> dict[str, bool]:
+    """Of a launch that may begin before the one ahead of it has ended; its kernel waits itself."""
+    return {"launch_pdl": True} if programmatic else {}

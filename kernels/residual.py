@@ -1,0 +1,155 @@
+"""The residual sum, with the adapter term of the projection that feeds it and half of the norm.
+
+Semantics, for each row n and column h (`delta` is the adapter term, 0 without one)::
+
+    r[n, h]       += y[n, h] + delta[n, h]             or, first in a pass,
+    r[n, h]        = embed[tokens[n], h] + delta[n, h]
+    x[n, h]        = r[n, h] * weight[h]
+    squares[n, p]  = sum over h of tile p of r[n, h]^2
+
+See `kernels.norm` for the other half of the norm. The grid is (block of rows, tile p of columns): a
+norm in one would need whole rows in a program, which for one adapter over many rows reads B once a
+row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.lora_gpu import Term, launch_options
+from kernels.norm import Squares
+from kernels.rowwise import rowwise
+from kernels.tile import (
+    RANKS,
+    await_inputs,
+    b_of,
+    block_of,
+    part_sums,
+    rank_of,
+    weights,
+    with_term,
+)
+from kernels.tuning import Tile
+
+
+@triton.jit(do_not_specialize=["module"])
+def _residual(
+    source,  # y [N, H]; or embed [V, H] where LOOKUP
+    tokens,  # [N] int64 where LOOKUP
+    r,  # [N, H]
+    weight,  # [H]
+    x,  # [N, H]
+    squares,  # [N, PARTS] float32
+    part,  # [SPLIT, N, STRIDE] float32 where LORA
+    arena, entries, rows, module, num_modules, num_rows, H: tl.constexpr, LOOKUP: tl.constexpr,
+    LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr,
+    M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    s = tl.program_id(0)
+    j = tl.program_id(1)
+    await_inputs(PDL)
+    n = block_of(rows, s, num_rows, M, LORA)
+    h = j * BN + tl.arange(0, BN)
+    # All loads first: whatever is added up across threads waits for the loads before it.
+    safe = tl.maximum(n, 0)
+    mask = (n >= 0)[:, None] & (h < H)[None, :]
+    where = safe[:, None] * H + h[None, :]
+    if LOOKUP:
+        token = tl.load(tokens + safe, mask=n >= 0, other=0)
+        total = tl.load(source + token[:, None] * H + h[None, :], mask=mask, other=0.0)
+        total = total.to(tl.float32)
+    else:
+        total = tl.load(source + where, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(r + where, mask=mask, other=0.0).to(tl.float32)
+    gain = tl.load(weight + h, mask=h < H, other=0.0).to(tl.float32)
+    if LORA:
+        entry = entries + (s.to(tl.int64) * num_modules + module) * 6
+        rank = rank_of(entry)
+        b = weights(b_of(arena, entry), 0, rank, h, H, RANKS)
+        sums_in = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
+        factor = tl.full((M,), 1.0, tl.float32)
+        total = with_term(
+            total, b, sums_in, part, arena, entry, rank, n, factor, h, H, num_rows,
+            SPLIT, STRIDE, RCAP, M, EXACT,
+        )  # fmt: skip
+    kept = total.to(r.dtype.element_ty)
+    tl.store(r + where, kept, mask=mask)
+    kept = kept.to(tl.float32)
+    scaled = kept * gain[None, :]
+    scaled = scaled.to(x.dtype.element_ty)
+    tl.store(x + where, scaled, mask=mask)
+    PARTS: tl.constexpr = (H + BN - 1) // BN
+    tl.store(squares + safe * PARTS + j, tl.sum(kept * kept, 1), mask=n >= 0)
+
+
+def add_residual(
+    y: torch.Tensor,
+    r: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    squares: Squares,
+    tile: Tile,
+    term: Term | None = None,
+) -> None:
+    """r [N, H] += y [N, H] and the term; x and squares as above. All contiguous.
+
+    squares has a part for each tile of `tile.width` columns.
+    """
+    _launch(y, None, r, weight, x, squares, tile, term)
+
+
+def embed(
+    table: torch.Tensor,
+    tokens: torch.Tensor,
+    r: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    squares: Squares,
+    tile: Tile,
+    term: Term | None = None,
+) -> None:
+    """r [N, H] = table [V, H] at tokens [N] int64, plus the term; the rest as in add_residual."""
+    _launch(table, tokens, r, weight, x, squares, tile, term)
+
+
+def squares_of(num_rows: int, hidden: int, eps: float, tile: Tile, device: str) -> Squares:
+    """A buffer for the squares that launches with `tile` leave."""
+    parts = torch.empty(num_rows, triton.cdiv(hidden, tile.width), device=device)
+    return Squares(parts, hidden, eps)
+
+
+def _launch(
+    source: torch.Tensor,
+    tokens: torch.Tensor | None,
+    r: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    squares: Squares,
+    tile: Tile,
+    term: Term | None,
+) -> None:
+    tiles = triton.cdiv(r.shape[1], tile.width)
+    if squares.num_parts != tiles:
+        raise ValueError(f"squares need {tiles} parts, one for each tile of columns")
+    args = rowwise(r, term)
+    _residual[(args.num_blocks, tiles)](
+        source,
+        source if tokens is None else tokens,
+        r,
+        weight,
+        x,
+        squares.parts,
+        *args.pointers,
+        args.module,
+        args.num_modules,
+        r.shape[0],
+        H=r.shape[1],
+        LOOKUP=tokens is not None,
+        BN=tile.width,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **args.constants,
+        **launch_options(args.programmatic),
+    )

@@ -1,0 +1,160 @@
+"""What the GPU kernels share: tiles of the adapter term, and numbers read from an entry.
+
+A program handles the rows of one block (`kernels.blocks`), hence one adapter, and BN columns; its
+tiles are [M, BN]. Blocks of 16 rows or more are products on tensor cores. Blocks of one row are
+sums over ranks: with 256 columns a warp, each thread has all ranks of its columns, and nothing
+crosses threads.
+
+`entries` [S, M, 6] holds, for each block and module, a row of the adapter table (`kernels.table`),
+gathered once a step: a program finds its weights with one load. Rank 0 means absent.
+
+`part` [SPLIT, N, slices x RCAP] float32 holds what `kernels.shrink` leaves: partial sums of x A,
+each row's and rank's in its own place, added up here in a fixed order. Only ranks below the entry's
+are ever written or read. The first RANKS ranks are straight-line code, so that their loads are all
+under way at once; further ones are a loop.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+RANKS = tl.constexpr(16)
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, whose bf16 products are not to be trusted."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def await_inputs(PDL: tl.constexpr):
+    """With programmatic launches: wait for the kernels before this one, let the next one start."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def block_of(rows, s, num_rows, M: tl.constexpr, BLOCKED: tl.constexpr):
+    """[M] rows of block s, -1 where there is none; consecutive rows where nothing is blocked."""
+    i = s * M + tl.arange(0, M)
+    n = tl.load(rows + i) if BLOCKED else tl.where(i < num_rows, i, -1)
+    return n.to(tl.int64)
+
+
+@triton.jit
+def product(a, b, EXACT: tl.constexpr):
+    """a b, accumulated in float32. EXACT: operands in float32, not rounded to tf32."""
+    if EXACT:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b)
+
+
+@triton.jit
+def spread(h, b, M: tl.constexpr, EXACT: tl.constexpr):
+    """[M, BN] float32: h [M, R] float32 times b [R, BN]. Where M is 1, h is [R]."""
+    if M == 1:
+        term = tl.sum(h[:, None] * b.to(tl.float32), 0)[None, :]
+    else:
+        term = product(h.to(b.dtype), b, EXACT)
+    return term
+
+
+@triton.jit
+def weights(base, first, rank, cols, width, RB: tl.constexpr):
+    """[RB, BN] of ranks first .. of a matrix [rank, width], zeros beyond either."""
+    r = first + tl.arange(0, RB)
+    mask = (r < rank)[:, None] & (cols < width)[None, :]
+    return tl.load(base + r[:, None] * width + cols[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def part_sums(
+    part, first, rank, n, num_rows, SPLIT: tl.constexpr, STRIDE: tl.constexpr, M: tl.constexpr,
+    RB: tl.constexpr,
+):  # fmt: skip
+    """[M, RB] float32: ranks first .. of x A, summed over the parts. Where M is 1, [RB]."""
+    # All parts in one tile. Added one by one, each would go through shared memory by itself, since
+    # the compiler moves the product's layout up to the loads.
+    SPLIT_CEIL: tl.constexpr = triton.next_power_of_2(SPLIT)
+    r = first + tl.arange(0, RB)
+    p = tl.arange(0, SPLIT_CEIL)
+    if M == 1:
+        row = tl.max(n)
+        where = part + (p[:, None].to(tl.int64) * num_rows + tl.maximum(row, 0)) * STRIDE + r[None]
+        mask = (p < SPLIT)[:, None] & (r < rank)[None, :] & (row >= 0)
+        h = tl.sum(tl.load(where, mask=mask, other=0.0), 0)
+    elif SPLIT == 1:
+        where = part + tl.maximum(n, 0)[:, None] * STRIDE + r[None, :]
+        mask = (n >= 0)[:, None] & (r < rank)[None, :]
+        h = tl.load(where, mask=mask, other=0.0)
+    else:
+        row = p[:, None].to(tl.int64) * num_rows + tl.maximum(n, 0)[None, :]
+        there = (p < SPLIT)[:, None] & (n >= 0)[None, :]
+        where = part + row[:, :, None] * STRIDE + r[None, None, :]
+        h = tl.sum(tl.load(where, mask=there[:, :, None] & (r < rank)[None, None, :], other=0.0), 0)
+    return h
+
+
+@triton.jit
+def rank_of(entry):
+    return tl.load(entry + 2).to(tl.int32)
+
+
+@triton.jit
+def scale_of(entry):
+    """The entry's scale: float32 bits in an int64 column."""
+    return tl.load(entry + 3).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def a_of(arena, entry):
+    return arena + tl.multiple_of(tl.load(entry), 64)
+
+
+@triton.jit
+def b_of(arena, entry):
+    return arena + tl.multiple_of(tl.load(entry + 1), 64)
+
+
+@triton.jit
+def with_term(
+    y, first_b, first_h, part, arena, entry, rank, n, factor, cols, width, num_rows,
+    SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr, M: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """[M, BN] float32: factor [M] times (y + the term of one module), plus the term's bias.
+
+    y: columns `cols` of the module's output. first_b, first_h: `weights` of B and `part_sums` of
+    the first RANKS ranks; loaded by the caller ahead of everything else, since each product here
+    waits for all loads before it. part points at the module's slice.
+    """
+    acc = spread(first_h, first_b, M, EXACT)
+    if RCAP > RANKS:
+        b = b_of(arena, entry)
+        for first in tl.range(RANKS, rank, RANKS, num_stages=1):
+            h = part_sums(part, first, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
+            acc += spread(h, weights(b, first, rank, cols, width, RANKS), M, EXACT)
+    scale = scale_of(entry)
+    y = (y.to(tl.float32) + acc * scale) * factor[:, None]
+    bias = tl.load(entry + 4)
+    if (bias > 0) & (rank > 0):
+        where = arena + tl.multiple_of(bias, 64) + cols
+        y += tl.load(where, mask=cols < width, other=0.0).to(tl.float32)[None, :] * scale
+    return y
+
+
+@triton.jit
+def load_squares(squares, n, PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr):
+    """[M, PARTS_CEIL] partial sums of squares of rows n."""
+    j = tl.arange(0, PARTS_CEIL)
+    where = squares + tl.maximum(n, 0)[:, None] * PARTS + j[None, :]
+    return tl.load(where, mask=(n >= 0)[:, None] & (j < PARTS)[None, :], other=0.0)
+
+
+@triton.jit
+def norm_factor(parts, eps, H: tl.constexpr):
+    """[M] 1 / root mean square of rows of H elements."""
+    return tl.rsqrt(tl.sum(parts, 1) / H + eps)
