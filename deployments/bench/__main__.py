@@ -29,6 +29,7 @@ def main() -> None:
     part.add_argument("--streams", type=int, default=64)
     part.add_argument("--loads", type=int, default=50)
     part.add_argument("--rounds", type=int, default=3)
+    part.add_argument("--realtime", action="store_true", help="core ahead of all (needs root)")
     part = commands.add_parser(
         "streams", help="whether tokens arrive in time, through Ray and HTTP"
     )
@@ -43,7 +44,9 @@ def main() -> None:
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.command == "streams":
         return _streams(args)
-    setting = isolation.Setting(args.streams, args.loads, rounds=args.rounds)
+    setting = isolation.Setting(
+        args.streams, args.loads, rounds=args.rounds, realtime=args.realtime
+    )
     return asyncio.run(isolation.measure(setting))
 
 

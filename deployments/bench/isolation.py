@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import statistics
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from deployments.bench import fixture
@@ -28,19 +30,24 @@ from engine.types import AdapterRef, Request, Tenant
 ARENA_BYTES = 8 << 30  # the fake device has pages, but no memory behind them
 HOST_BYTES = 256 << 20
 WARM_UP_S = 3.0
-ENDLESS = 60_000  # tokens: more than a phase takes
+SHORTEST, LONGEST = 100, 700  # tokens of a stream's requests, one after another
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """num_streams decode all the time; the phases take turns, `rounds` times each, `phase_s` long.
-    The loads are spread over the rounds."""
+    The loads are spread over the rounds.
+
+    realtime  the core is scheduled ahead of every other process of the machine (needs root), as if
+              it had a processor of its own: what is left is what reaches it through our own code
+    """
 
     num_streams: int = 64
     num_loads: int = 50
     step_s: float = 0.009
     rounds: int = 3
     phase_s: float = 10.0
+    realtime: bool = False
 
 
 class Steps:
@@ -65,7 +72,7 @@ async def measure(setting: Setting) -> dict[str, Any]:
     steps = Steps()
     with tempfile.TemporaryDirectory() as name:
         async with _replica(Path(name), setting, steps) as (replica, refs):
-            streams = [asyncio.create_task(_drain(replica, i)) for i in range(setting.num_streams)]
+            streams = [asyncio.create_task(_stream(replica, i)) for i in range(setting.num_streams)]
             await asyncio.sleep(WARM_UP_S)
             rounds = [
                 await _round(replica, steps, refs[i :: setting.rounds], setting.phase_s)
@@ -136,9 +143,16 @@ async def _replica(
     replica = Replica(replica_config, slot=int, observe=steps.see)
     try:
         await replica.start()
+        if setting.realtime:
+            _ahead_of_all((await replica.status())["pids"]["core"])
         yield replica, refs
     finally:
         replica.shutdown()
+
+
+def _ahead_of_all(pid: int) -> None:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
 
 
 def _call(name: str, ref: AdapterRef | None, max_tokens: int) -> dict[str, Any]:
@@ -146,9 +160,13 @@ def _call(name: str, ref: AdapterRef | None, max_tokens: int) -> dict[str, Any]:
     return {"v": 1, "requests": [request.to_wire()], "deadline_s": 3600.0}
 
 
-async def _drain(replica: Replica, number: int) -> None:
-    async for _ in replica.generate(_call(f"stream-{number}", None, ENDLESS)):
-        pass
+async def _stream(replica: Replica, number: int) -> None:
+    """Requests without a pause. Lengths differ, so that their ends and page ends don't coincide."""
+    random = Random(number)
+    while True:
+        call = _call(f"stream-{number}", None, random.randint(SHORTEST, LONGEST))
+        async for _ in replica.generate(call):
+            pass
 
 
 async def _spin(seconds: float) -> None:
