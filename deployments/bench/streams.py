@@ -99,10 +99,10 @@ def measure(setting: Setting) -> dict[str, Any]:
             received = asyncio.run(_run(port, key, setting))
             used = {who: s - before.get(who, 0.0) for who, s in _processor_seconds().items()}
         trace = trace_path(config.data_dir).read_text().splitlines()
-    return {**asdict(setting), **_report(received, trace, setting), "processor_s": _round(used)}
+    return {**asdict(setting), **report(received, trace, setting), "processor_s": _round(used)}
 
 
-def _report(received: Sequence[Received], trace: Sequence[str], setting: Setting) -> dict[str, Any]:
+def report(received: Sequence[Received], trace: Sequence[str], setting: Setting) -> dict[str, Any]:
     left: defaultdict[str, list[float]] = defaultdict(list)
     for line in trace:
         request_id, out = line.split(" ")
