@@ -16,7 +16,6 @@ import triton.language as tl
 
 from kernels.tile import (
     RANKS,
-    await_inputs,
     b_of,
     block_of,
     part_sums,
@@ -61,10 +60,8 @@ def expand_kernel(
     BN: tl.constexpr,
     ALIGN: tl.constexpr,  # a divisor of all widths
     EXACT: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     s = tl.program_id(0)
-    await_inputs(PDL)
     n = block_of(rows, s, num_rows, M, True)
     t, base, width, first = tile_of(tl.program_id(1), W0, W1, W2, BN, ALIGN)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6

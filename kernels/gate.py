@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora_gpu import Term, launch_options
+from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import normalised, rowwise
 from kernels.tile import (
     RANKS,
-    await_inputs,
     b_of,
     block_of,
     load_squares,
@@ -43,11 +42,10 @@ def _gate(
     eps, part, arena, entries, rows, module, num_modules, num_rows, INNER: tl.constexpr,
     BIAS: tl.constexpr, NORM: tl.constexpr, H: tl.constexpr, PARTS: tl.constexpr,
     PARTS_CEIL: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr,
-    RCAP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr,
+    RCAP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0)
     j = tl.program_id(1)
-    await_inputs(PDL)
     n = block_of(rows, s, num_rows, M, LORA)
     i = j * BN + tl.arange(0, BN)
     # All loads first: whatever is added up across threads waits for the loads before it.
@@ -121,5 +119,4 @@ def silu_gate(
         num_stages=tile.stages,
         **norm,
         **args.constants,
-        **launch_options(args.programmatic),
     )

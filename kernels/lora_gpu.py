@@ -43,7 +43,6 @@ class Term:
     module: int
     rank_cap: int
     exact: bool
-    programmatic: bool
 
     @property
     def num_parts(self) -> int:
@@ -87,9 +86,9 @@ class LoraGpu:
         # The interpreter's bf16 products are wrong; float32 must not be rounded to tf32.
         self.exact = arena.dtype == torch.float32 or interpreted()
 
-    def tuning(self, block_rows: int) -> Tuning:
-        """Of graphs with blocks of that many rows."""
-        return self._tuning or tuning_for(block_rows)
+    def tuning(self, blocks: RowBlocks) -> Tuning:
+        """Of a graph with such blocks."""
+        return self._tuning or tuning_for(blocks.block_rows, blocks.num_blocks)
 
     def bind(self, blocks: RowBlocks) -> BoundLoraGpu:
         """The term of a bucket. The blocks' contents may change between steps."""
@@ -100,7 +99,7 @@ class BoundLoraGpu:
     def __init__(self, of: LoraGpu, blocks: RowBlocks) -> None:
         self._of = of
         self.blocks = blocks
-        self.tuning = of.tuning(blocks.block_rows)
+        self.tuning = of.tuning(blocks)
         self._entries = of.entries[: blocks.num_blocks]
 
     def begin(self) -> None:
@@ -133,9 +132,7 @@ class BoundLoraGpu:
             BK=max(16, min(tile.width * 2 // x.element_size(), triton.next_power_of_2(k))),
             STAGES=tile.stages,
             EXACT=of.exact,
-            PDL=term.programmatic,
             num_warps=tile.warps,
-            **launch_options(term.programmatic),
         )
         return term
 
@@ -184,10 +181,8 @@ class BoundLoraGpu:
             BN=tile.width,
             ALIGN=gcd(16, *widths),
             EXACT=of.exact,
-            PDL=term.programmatic,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **launch_options(term.programmatic),
         )
 
     def add(self, modules: Sequence[int], x: torch.Tensor, y: torch.Tensor) -> None:
@@ -211,10 +206,4 @@ class BoundLoraGpu:
             modules[0],
             of.rank_cap,
             of.exact,
-            self.tuning.programmatic,
         )
-
-
-def launch_options(programmatic: bool) -> dict[str, bool]:
-    """Of a launch that may begin before the one ahead of it has ended; its kernel waits itself."""
-    return {"launch_pdl": True} if programmatic else {}

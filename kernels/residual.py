@@ -18,12 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora_gpu import Term, launch_options
+from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import rowwise
 from kernels.tile import (
     RANKS,
-    await_inputs,
     b_of,
     block_of,
     part_sums,
@@ -45,11 +44,10 @@ def _residual(
     part,  # [SPLIT, N, STRIDE] float32 where LORA
     arena, entries, rows, module, num_modules, num_rows, H: tl.constexpr, LOOKUP: tl.constexpr,
     LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr,
-    M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0)
     j = tl.program_id(1)
-    await_inputs(PDL)
     n = block_of(rows, s, num_rows, M, LORA)
     h = j * BN + tl.arange(0, BN)
     # All loads first: whatever is added up across threads waits for the loads before it.
@@ -151,5 +149,4 @@ def _launch(
         num_warps=tile.warps,
         num_stages=tile.stages,
         **args.constants,
-        **launch_options(args.programmatic),
     )

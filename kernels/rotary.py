@@ -19,12 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora_gpu import Term, launch_options
+from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import normalised, rowwise
 from kernels.tile import (
     RANKS,
-    await_inputs,
     b_of,
     block_of,
     load_squares,
@@ -134,10 +133,8 @@ def _rotary(
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, H: tl.constexpr,
     PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr,
     STRIDE: tl.constexpr, RCAP: tl.constexpr, M: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0)
-    await_inputs(PDL)
     n = block_of(rows, s, num_rows, M, LORA)
     t, head, first, width = _slice_of(tl.program_id(1), HEADS, KV_HEADS, D)
     HALF: tl.constexpr = D // 2
@@ -221,5 +218,4 @@ def rotate_and_store(
         num_warps=warps,
         **norm,
         **args.constants,
-        **launch_options(args.programmatic),
     )

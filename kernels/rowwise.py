@@ -23,7 +23,6 @@ class Rowwise:
     pointers: tuple[torch.Tensor, ...]
     module: int
     num_modules: int
-    programmatic: bool
     constants: dict[str, Any]
 
 
@@ -31,9 +30,9 @@ def rowwise(like: torch.Tensor, term: Term | None) -> Rowwise:
     """For a kernel over the rows of `like` [N, ...] that adds `term`."""
     if term is None:
         constants: dict[str, Any] = {"LORA": False, "SPLIT": 1, "STRIDE": 1, "RCAP": 16}
-        constants |= {"M": BASE_ROWS, "EXACT": True, "PDL": False}
+        constants |= {"M": BASE_ROWS, "EXACT": True}
         blocks = triton.cdiv(like.shape[0], BASE_ROWS)
-        return Rowwise(blocks, (like,) * 4, 0, 1, False, constants)
+        return Rowwise(blocks, (like,) * 4, 0, 1, constants)
     constants = {
         "LORA": True,
         "SPLIT": term.num_parts,
@@ -41,14 +40,12 @@ def rowwise(like: torch.Tensor, term: Term | None) -> Rowwise:
         "RCAP": term.rank_cap,
         "M": term.blocks.block_rows,
         "EXACT": term.exact,
-        "PDL": term.programmatic,
     }
     return Rowwise(
         term.blocks.num_blocks,
         (term.part, term.arena, term.entries, term.blocks.rows),
         term.module,
         term.entries.shape[1],
-        term.programmatic,
         constants,
     )
 

@@ -123,7 +123,7 @@ def _kept_weight(
 @triton.jit(do_not_specialize=["vocab"])
 def _sample(
     logits,  # [N, V], rows stride apart
-    params,  # [N, 7] float64: temperature, top_p, top_k, min_p, presence, frequency, repetition
+    settings,  # [N, 7] float64: temperature, top_p, top_k, min_p, presence, frequency, repetition
     uniform,  # [N] float64
     rows,  # [N] int64: which row of counts and seen
     counts,  # [rows, V] int32: outputs so far
@@ -135,7 +135,7 @@ def _sample(
     BLOCK: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    of = params + i * 7
+    of = settings + i * 7
     temperature = tl.load(of)
     top_p = tl.load(of + 1)
     top_k = tl.load(of + 2).to(tl.int32)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.tile import RANKS, a_of, await_inputs, block_of, product, rank_of, weights
+from kernels.tile import RANKS, a_of, block_of, product, rank_of, weights
 
 
 @triton.jit
@@ -71,12 +71,10 @@ def shrink_kernel(
     BK: tl.constexpr,
     STAGES: tl.constexpr,
     EXACT: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     s = tl.program_id(0)
     p = tl.program_id(1)
     t = tl.program_id(2)
-    await_inputs(PDL)
     n = block_of(rows, s, num_rows, M, True)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     rank = rank_of(entry)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 RANKS = tl.constexpr(16)
 
@@ -26,14 +25,6 @@ RANKS = tl.constexpr(16)
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, whose bf16 products are not to be trusted."""
     return bool(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def await_inputs(PDL: tl.constexpr):
-    """With programmatic launches: wait for the kernels before this one, let the next one start."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -26,14 +26,6 @@ from kernels.norm import Squares
 from kernels.residual import add_residual, squares_of
 from kernels.rotary import rotate_and_store
 from kernels.tuning import Tuning, tuning_for
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """beside: shrinks run on a second stream beside the product. programmatic: see Tuning."""
-
-    beside: bool = False
-    programmatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +85,16 @@ class DecodeStep:
         self.y_qkv = self._new(num_rows, shape.qkv_width)
         self.y_gate = self._new(num_rows, 2 * shape.inner)
         self.gated = self._new(num_rows, shape.inner)
-        self.squares = squares_of(num_rows, shape.hidden, 1e-5, self.tuning.residual, self.device)
+        self.set_tuning(self.tuning)
         self.positions = torch.randint(0, 4096, (num_rows,), device=self.device)
         self.slots = torch.arange(num_rows, device=self.device) + shape.page_tokens
+
+    def set_tuning(self, tuning: Tuning) -> None:
+        """Tiles of the kernels from now on, and a buffer for the squares that fits them."""
+        self.tuning = tuning
+        self.squares = squares_of(
+            self.num_rows, self.shape.hidden, 1e-5, tuning.residual, self.device
+        )
 
     def products(self) -> None:
         """The base's matrix products alone."""
@@ -118,21 +117,22 @@ class DecodeStep:
             ):
                 lora.add([first + m for m in group], x, y)
 
-    def run(self, lora: BoundLoraGpu | None, how: How) -> None:
-        """The step; lora None: without adapters."""
+    def run(self, lora: BoundLoraGpu | None, beside: bool) -> None:
+        """The step; lora None: without adapters. beside: shrinks run on a second stream beside
+        the products."""
         if lora is not None:
             lora.begin()
         for layer, w in enumerate(self.layers):
-            with self._shrunk(lora, layer, QKV, self.x, how) as term:
+            with self._shrunk(lora, layer, QKV, self.x, beside) as term:
                 torch.mm(self.x, w.qkv.t(), out=self.y_qkv)
             self.rotate(layer, term)
-            with self._shrunk(lora, layer, ATTN_OUT, self.mixed, how) as term:
+            with self._shrunk(lora, layer, ATTN_OUT, self.mixed, beside) as term:
                 torch.mm(self.mixed, w.o.t(), out=self.y_hidden)
             self.add(w, term)
-            with self._shrunk(lora, layer, GATE_UP, self.x, how) as term:
+            with self._shrunk(lora, layer, GATE_UP, self.x, beside) as term:
                 torch.mm(self.x, w.gate_up.t(), out=self.y_gate)
             silu_gate(self.y_gate, self.gated, self.tuning.gate, self.squares, term=term)
-            with self._shrunk(lora, layer, DOWN, self.gated, how) as term:
+            with self._shrunk(lora, layer, DOWN, self.gated, beside) as term:
                 torch.mm(self.gated, w.down.t(), out=self.y_hidden)
             self.add(w, term)
 
@@ -162,7 +162,7 @@ class DecodeStep:
         layer: int,
         group: tuple[int, ...],
         x: torch.Tensor,
-        how: How,
+        beside: bool,
     ) -> Iterator[Term | None]:
         """Around the product of `group`: its term, shrunk before or beside it."""
         if lora is None:
@@ -170,7 +170,7 @@ class DecodeStep:
             return
         modules = [layer * LAYER_MODULES + m for m in group]
         main = torch.cuda.current_stream()
-        if not how.beside:
+        if not beside:
             yield lora.shrink(modules, x, GROUPS.index(group))
             return
         self._side.wait_stream(main)
@@ -229,50 +229,38 @@ class StepGraph:
     squares: Squares
 
 
-def step_graphs(
+def step_graph(
     step: DecodeStep,
     adapters: Adapters,
     owners: Sequence[int],
+    *,
     block_rows: int,
-    hows: Sequence[How | None],
+    alone: bool = False,
+    beside: bool = False,
+    max_rank: int | None = None,
     tuning: Tuning | None = None,
-) -> list[StepGraph]:
-    """A graph for each of `hows`; None: the terms alone."""
+) -> StepGraph:
+    """The step with adapters; alone: their terms only, added in place. max_rank: that the graph
+    serves, the adapters' own where None."""
     ids = np.array(owners)
     num_blocks = block_bucket(int(sum(-(-np.bincount(ids) // block_rows))))
     blocks = RowBlocks.of(ids, block_rows, num_blocks, step.device)
-    graphs = []
-    step.tuning = tuning or tuning_for(block_rows)
-    step.squares = squares_of(
-        step.num_rows, step.shape.hidden, 1e-5, step.tuning.residual, step.device
-    )
-    for how in hows:
-        programmatic = how is not None and how.programmatic
-        lora = LoraGpu(
-            adapters.arena,
-            adapters.table,
-            step.shape.features,
-            max_rows=step.num_rows,
-            max_blocks=num_blocks,
-            max_rank=int(adapters.table[:, :, T.RANK].max()),
-            tuning=replace(step.tuning, programmatic=programmatic),
-        ).bind(blocks)
-        graphs.append(StepGraph(capture(partial(_step, step, lora, how)), lora, step.squares))
-    return graphs
-
-
-def _step(step: DecodeStep, lora: BoundLoraGpu, how: How | None) -> None:
-    if how is None:
-        step.terms(lora)
-    else:
-        step.run(lora, how)
+    lora = LoraGpu(
+        adapters.arena,
+        adapters.table,
+        step.shape.features,
+        max_rows=step.num_rows,
+        max_blocks=num_blocks,
+        max_rank=max_rank or int(adapters.table[:, :, T.RANK].max()),
+        tuning=tuning,
+    ).bind(blocks)
+    step.set_tuning(lora.tuning)
+    run = partial(step.terms, lora) if alone else partial(step.run, lora, beside)
+    return StepGraph(capture(run), lora, step.squares)
 
 
 def base_graphs(step: DecodeStep) -> list[StepGraph]:
     """[products alone, the step without adapters]"""
-    step.tuning = tuning_for(0)
-    step.squares = squares_of(
-        step.num_rows, step.shape.hidden, 1e-5, step.tuning.residual, step.device
-    )
-    steps = (step.products, partial(step.run, None, How()))
+    step.set_tuning(tuning_for(0))
+    steps = (step.products, partial(step.run, None, False))
     return [StepGraph(capture(of), None, step.squares) for of in steps]
