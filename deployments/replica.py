@@ -209,14 +209,14 @@ class Replica:
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For the autoscaler: shares of rows and pages in use, and requests that wait."""
+        """What `router.autoscaling` reads; nothing before the core's first statistics."""
         if self._stats is None:
-            return {"row_util": 0.0, "page_util": 0.0, "waiting": 0.0}
-        stats, rows = self._stats, self._config.engine.schedule.max_seqs
+            return {}
         return {
-            "row_util": stats.num_running / rows,
-            "page_util": 1.0 - stats.free_pages / max(1, stats.num_pages),
-            "waiting": float(stats.num_waiting + stats.num_warming),
+            "running": float(self._stats.num_running),
+            "waiting": float(self._stats.num_waiting),
+            "rows": float(self._config.engine.schedule.max_seqs),
+            "queue_s": self._stats.queue_s,
         }
 
     async def status(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Engine:
         now = self._clock()
         stats = None
         if now >= self._stats_due_s:
-            stats = self.scheduler.stats()
+            stats = self.scheduler.stats(now)
             self._stats_due_s = now + STATS_INTERVAL_S
         sequences = tuple(self.scheduler.take_outputs() + committed)
         loads = tuple(cache.take_loads())

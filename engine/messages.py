@@ -101,13 +101,16 @@ class Residency:
 class CoreStats:
     """Plain counters of the core, handed over about once a second. Totals since its start.
 
-    held_pages  pages of running sequences; of the others some hold cached prefixes or adapters
+    num_waiting  requests without a row; num_warming of them wait for their adapter
+    queue_s      how long those that wait have waited, on average
+    held_pages   pages of running sequences; of the others some hold cached prefixes or adapters
     """
 
     num_steps: int
     num_running: int
     num_waiting: int
     num_warming: int
+    queue_s: float
     free_pages: int
     num_pages: int
     prompt_tokens: int

@@ -22,6 +22,7 @@ class WaitingQueue:
         self._tenants_of: dict[Key, set[str]] = {}
         self._ready: dict[str, set[Key]] = {}
         self._num_waiting = 0
+        self._arrivals_s = 0.0  # summed over those that wait
         self._num_of: dict[Key, int] = {}
 
     def __len__(self) -> int:
@@ -82,6 +83,10 @@ class WaitingQueue:
         """Requests whose adapter isn't open."""
         return self._num_waiting - sum(self._num_of.get(key, 0) for key in self._open)
 
+    def mean_wait_s(self, now: float) -> float:
+        """How long those that wait have waited, on average; 0 where nobody does."""
+        return now - self._arrivals_s / self._num_waiting if self._num_waiting else 0.0
+
     def check(self) -> None:
         count: dict[Key, int] = {}
         for tenant, fifos in self._fifos.items():
@@ -138,6 +143,8 @@ class WaitingQueue:
     def _count(self, sequence: Sequence, change: int) -> None:
         key = sequence.adapter_key
         self._num_waiting += change
+        # Exactly 0 when empty, so that rounding never adds up.
+        self._arrivals_s += change * sequence.arrival_s if self._num_waiting else -self._arrivals_s
         left = self._num_of.get(key, 0) + change
         if left:
             self._num_of[key] = left

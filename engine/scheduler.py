@@ -149,7 +149,7 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def stats(self) -> CoreStats:
+    def stats(self, now: float) -> CoreStats:
         """The counters as they stand."""
         counters = self.counters
         return CoreStats(
@@ -157,6 +157,7 @@ class Scheduler:
             num_running=len(self._running),
             num_waiting=len(self._queue),
             num_warming=self._queue.num_warming,
+            queue_s=self._queue.mean_wait_s(now),
             free_pages=self.arena.num_free,
             num_pages=self.arena.num_pages,
             prompt_tokens=counters.prompt_tokens,

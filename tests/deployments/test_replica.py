@@ -15,6 +15,7 @@ import pytest_asyncio
 from deployments.replica import Replica
 from engine.errors import LoraplexError, Unavailable
 from engine.fake_runner import FIRST_TOKEN
+from router.autoscaling import FleetLoad
 from tests.support.replicas import (
     LOADER,
     adapter,
@@ -234,10 +235,11 @@ async def test_a_core_that_can_not_start_says_why(tmp_path: Path) -> None:
     replica.shutdown()
 
 
-async def test_stats_for_the_autoscaler_are_numbers(make: Make) -> None:
+async def test_the_autoscaling_policy_reads_what_a_replica_reports(make: Make) -> None:
     replica = await make()
-    assert set(await replica.record_autoscaling_stats()) == {"row_util", "page_util", "waiting"}
     await collect(replica, call(request()))
     await until_free(replica)
     stats = await replica.record_autoscaling_stats()
-    assert stats["row_util"] == 0.0 and 0.0 <= stats["page_util"] <= 1.0
+    load = FleetLoad.read({name: {"replica": value} for name, value in stats.items()})
+    assert load.num_reporting == 1 and load.rows_per_replica == stats["rows"] > 0
+    assert (load.demand_per_replica, load.queue_s) == (0.0, 0.0)

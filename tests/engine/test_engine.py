@@ -245,7 +245,7 @@ def test_counters_come_once_a_second_and_residency_when_it_changes() -> None:
     world.submit("r", prompt=6, max_tokens=35, ref=adapter("a"))
     world.run()
     assert len(world.stats) == 4
-    last = world.engine.scheduler.stats()
+    last = world.engine.scheduler.stats(0.0)
     assert (last.prompt_tokens, last.output_tokens, last.num_loads) == (6, 35, 1)
     assert last.served == (("t", 41.0),)
     assert last.step_p50_s == last.step_p99_s == pytest.approx(0.1)

@@ -58,7 +58,7 @@ def test_preempted_sequences_go_on_where_they_were(model, depth):
         engine.submit(f"r{i}", prompt(14 + i, i), max_tokens=20, tenant="ab"[i % 2])
     engine.run()
     engine.check_answers()
-    assert engine.engine.scheduler.stats().num_preemptions > 0
+    assert engine.engine.scheduler.stats(0.0).num_preemptions > 0
 
 
 @DEPTH
@@ -84,5 +84,5 @@ def test_adapters_come_and_go_and_the_arena_moves(model, depth):
         )
     engine.run()
     engine.check_answers()
-    stats = engine.engine.scheduler.stats()
+    stats = engine.engine.scheduler.stats(0.0)
     assert stats.num_moves > 0 and stats.num_evictions > 0

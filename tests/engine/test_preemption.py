@@ -79,7 +79,7 @@ def test_every_tenant_is_due_a_row_and_nobody_loses_the_last() -> None:
         world.step()
     names = set(last(world))
     assert "a0" in names and len(names) == 4
-    assert world.engine.scheduler.stats().num_preemptions == 3
+    assert world.engine.scheduler.stats(0.0).num_preemptions == 3
 
 
 @DEPTHS
@@ -92,7 +92,7 @@ def test_a_preempted_request_is_not_charged_again_and_keeps_its_turn(depth: int)
     world.submit("b", tenant="b", max_tokens=10)
     world.run()
     scheduler = world.engine.scheduler
-    assert scheduler.stats().num_preemptions == 1
+    assert scheduler.stats(0.0).num_preemptions == 1
     account = scheduler.accounts.account("a")
     assert account.settled == pytest.approx(5 * (6 * 1.0 + 30 * 2.0))
     ends = {name: world.answers[name].times[-1] for name in world.answers}

@@ -109,7 +109,7 @@ def test_sequences_that_do_not_drain_in_time_are_preempted() -> None:
     world.clock.sleep(1.0)
     world.submit("c", tenant="c", max_tokens=2, ref=adapter("c", 7, "c"))
     world.run_until(lambda: bool(world.answers["c"].times), max_steps=40)
-    assert world.engine.scheduler.stats().num_preemptions == 2
+    assert world.engine.scheduler.stats(0.0).num_preemptions == 2
     world.run()
     assert all(len(world.answers[f"b{i}"].tokens) == 80 for i in range(2))
 

@@ -51,3 +51,19 @@ def test_a_tenant_whose_requests_all_warm_is_not_ready() -> None:
     queue.check()
     with pytest.raises(KeyError):
         queue.remove(waiting)
+
+
+def test_the_mean_wait_is_of_those_that_wait() -> None:
+    queue = WaitingQueue()
+    assert queue.mean_wait_s(9.0) == 0.0
+    early, late = (
+        Sequence(Request(name, Tenant("t"), None, (1,), 1), at, order, [1])
+        for order, (name, at) in enumerate((("early", 1.0), ("late", 4.0)))
+    )
+    queue.push(early)
+    queue.push(late)
+    assert queue.mean_wait_s(5.0) == 2.5
+    queue.remove(early)
+    assert queue.mean_wait_s(5.0) == 1.0
+    queue.remove(late)
+    assert queue.mean_wait_s(5.0) == 0.0
