@@ -216,14 +216,16 @@ def sample(
     counts: torch.Tensor,
     seen: torch.Tensor,
     out: torch.Tensor,
+    block: int = 4096,
 ) -> None:
     """out [N] int64 of logits [N, V]; params [N, 7] and uniform [N] float64, rows [N] int64.
 
     counts [rows, V] int32 and seen [rows, V] bool are those of penalised rows; counts of the tokens
-    drawn for such rows go up by one, so rows with penalties must be distinct.
+    drawn for such rows go up by one, so rows with penalties must be distinct. block: logits that a
+    program handles at a time, a power of two.
     """
     vocab = logits.shape[1]
-    block = min(4096, triton.next_power_of_2(vocab))
+    block = min(block, triton.next_power_of_2(vocab))
     _sample[(len(out),)](
         logits,
         params,

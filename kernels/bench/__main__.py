@@ -1,8 +1,9 @@
-"""`python -m kernels.bench [lora_step] [attention] [sampler] [--json] [--append FILE]`
+"""`python -m kernels.bench [lora_step] [lora_ranks] [attention] [sampler] [--json] [--append FILE]`
 
 One JSON line a case on standard output; --append adds them to a file with GPU, commit and date.
 `ms` of lora_step is what adapters add to the step, see `kernels.bench.lora_step`; `alone_ms` is the
-same term as two kernels that add in place, outside of any step.
+same term as two kernels that add in place, outside of any step. lora_ranks: adapters of ranks 8,
+16, 32 and 64 in one batch, against the mean of the four uniform batches in the same graph.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from kernels.bench.graphs import milliseconds
 from kernels.bench.shapes import SHAPES, Shape
 from kernels.tuning import block_rows_for
 
-BENCHES = ("lora_step", "attention", "sampler")
+BENCHES = ("lora_step", "lora_ranks", "attention", "sampler")
 LORA_CASES = {256: (1, 8, 32, 64, 256), 32: (1, 8, 20, 32)}
+RANKS = (8, 16, 32, 64)
+RANKS_ROWS, RANKS_ADAPTERS = 256, 32
 ATTENTION_CASES = ((256, 192), (256, 1024), (32, 4096), (1, 4096))
 BESIDE_ROWS = 64
 """Up to so many rows a product leaves the chip room for a shrink beside it."""
@@ -61,6 +64,8 @@ def main() -> None:
 def cases(benches: Sequence[str], shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
     if "lora_step" in benches:
         yield from lora_cases(shape, rank, [n for n in LORA_CASES if n in rows])
+    if "lora_ranks" in benches:
+        yield from rank_cases(shape)
     if "attention" in benches:
         for num_rows, context in ATTENTION_CASES:
             ms = attention.measure_attention(shape, num_rows, context)
@@ -104,6 +109,38 @@ def lora_cases(shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
                 "block_rows": block_rows,
                 "beside": beside,
             }
+
+
+def rank_cases(shape: Shape) -> Iterator[Case]:
+    step = lora_step.DecodeStep(shape, RANKS_ROWS)
+    base = lora_step.base_graphs(step)
+    owners = lora_step.owners_of(RANKS_ROWS, RANKS_ADAPTERS)
+    uniform: list[float] = []
+    each = RANKS_ADAPTERS // len(RANKS)
+    for ranks in (*([rank] * RANKS_ADAPTERS for rank in RANKS), list(RANKS) * each):
+        adapters = lora_step.Adapters(shape, ranks, step.device)
+        graph = lora_step.step_graph(
+            step,
+            adapters,
+            owners,
+            block_rows=block_rows_for(RANKS_ROWS, RANKS_ADAPTERS),
+            max_rank=max(RANKS),
+        )
+        _, without, with_adapters = milliseconds([g.graph for g in (*base, graph)])
+        ms = with_adapters - without
+        case: Case = {
+            "bench": "lora_ranks",
+            "rows": RANKS_ROWS,
+            "k": RANKS_ADAPTERS,
+            **result(ms, lora_step.floor_ms(shape, RANKS_ROWS, ranks)),
+        }
+        if len(uniform) < len(RANKS):
+            yield {**case, "rank": ranks[0]}
+            uniform.append(ms)
+        else:
+            mean = sum(uniform) / len(uniform)
+            yield {**case, "rank": "mixed", "over_mean": round(ms / mean, 3)}
+        del graph, adapters
 
 
 def result(ms: float, floor: float) -> Case:

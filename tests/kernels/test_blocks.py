@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.blocks import RowBlocks, most_blocks
+from kernels.entries import gather_entries
+from kernels.tuning import Tuning, block_rows_for, tuning_for
+
+
+def test_the_example() -> None:
+    blocks = RowBlocks.of(np.array([-1, 7, 2, 7, 7, -1]), 2, 6)
+    assert blocks.rows.tolist() == [[0, 5], [2, -1], [1, 3], [4, -1], [-1, -1], [-1, -1]]
+    assert blocks.adapters.tolist() == [-1, 2, 7, 7, -1, -1]
+    blocks.check()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-1, 6), max_size=60), st.sampled_from([1, 2, 4, 16]))
+def test_every_row_is_in_one_block_of_its_adapter(owners: list[int], block_rows: int) -> None:
+    most = most_blocks(len(owners), block_rows, 7)
+    blocks = RowBlocks.of(np.array(owners, np.int64), block_rows, most)
+    blocks.check()
+    for rows, adapter in zip(blocks.rows.tolist(), blocks.adapters.tolist(), strict=True):
+        assert all(owners[n] == adapter for n in rows if n >= 0)
+
+
+def test_too_few_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 blocks of 2 rows are needed"):
+        RowBlocks.of(np.array([0, 0, 0, 1]), 2, 2)
+
+
+def test_entries_are_rows_of_the_table(device: str) -> None:
+    table = torch.arange(3 * 4 * 6).view(3, 4, 6)
+    adapters = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
+    entries = torch.full((3, 4, 6), -9, device=device)
+    gather_entries(table.to(device), adapters, entries)
+    assert torch.equal(entries.cpu(), torch.stack([table[2], torch.zeros_like(table[0]), table[0]]))
+
+
+@given(st.integers(1, 4096), st.integers(1, 20000), st.integers(1, 64))
+def test_parts_are_powers_of_two_within_bounds(programs: int, k: int, most: int) -> None:
+    tuning = Tuning()
+    parts = tuning.num_parts(programs, k, most)
+    assert parts & (parts - 1) == 0
+    assert 1 <= parts <= min(most, tuning.max_parts)
+    # No part begins beyond the end of k.
+    assert (parts - 1) * tuning.shrink.width < k
+
+
+@pytest.mark.parametrize("rows", [1, 16, 32, 256])
+@pytest.mark.parametrize("adapters", [1, 3, 20, 256])
+def test_there_is_a_tuning_for_every_batch(rows: int, adapters: int) -> None:
+    block_rows = block_rows_for(rows, adapters)
+    tuning = tuning_for(block_rows, most_blocks(rows, block_rows, adapters))
+    # The runner's buffers of squares hold tiles of no less than 64 columns.
+    assert tuning.residual.width >= 64
