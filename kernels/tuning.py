@@ -60,7 +60,7 @@ FEW_BLOCKS = 8
 BY_BLOCK_ROWS = {
     4: Tuning(max_parts=4, gate=Tile(256, 4, 2), residual=Tile(256, 4, 2)),
     8: Tuning(max_parts=4),
-    16: Tuning(max_parts=4, gate=Tile(256, 8, 2), residual=Tile(256, 4, 2)),
+    16: Tuning(max_parts=4, gate=Tile(256, 8, 2)),
     64: Tuning(
         shrink=Tile(64, 4, 3), expand=Tile(128, 4, 2), gate=Tile(64, 4, 2), residual=Tile(128, 4, 2)
     ),
