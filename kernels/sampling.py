@@ -34,11 +34,13 @@ def _block(logits, counts, seen, v, vocab, penalties):
     """
     presence, frequency, repetition, counted = penalties
     x = tl.load(logits + v, mask=v < vocab, other=float("-inf")).to(tl.float32)
-    count = tl.load(counts + v, mask=v < counted, other=0).to(tl.float32)
-    known = (tl.load(seen + v, mask=v < counted, other=0) != 0) | (count > 0)
-    x = tl.where(known, tl.where(x < 0, x * repetition, x / repetition), x)
-    x -= frequency * count + tl.where(count > 0, presence, 0.0)
-    return tl.where(v < vocab, x, float("-inf"))
+    if counted > 0:
+        count = tl.load(counts + v, mask=v < counted, other=0).to(tl.float32)
+        known = (tl.load(seen + v, mask=v < counted, other=0) != 0) | (count > 0)
+        x = tl.where(known, tl.where(x < 0, x * repetition, x / repetition), x)
+        x -= frequency * count + tl.where(count > 0, presence, 0.0)
+        x = tl.where(v < vocab, x, float("-inf"))
+    return x
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from kernels.bench.shapes import SHAPES, Shape
 from kernels.tuning import block_rows_for
 
 BENCHES = ("lora_step", "lora_ranks", "attention", "sampler")
-LORA_CASES = {256: (1, 8, 32, 64, 256), 32: (1, 8, 20, 32)}
+LORA_CASES = {256: (1, 8, 32, 64, 256), 32: (1, 8, 20, 32), 2048: (1, 8)}
 RANKS = (8, 16, 32, 64)
 RANKS_ROWS, RANKS_ADAPTERS = 256, 32
 ATTENTION_CASES = ((256, 192), (256, 1024), (32, 4096), (1, 4096))
