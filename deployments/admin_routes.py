@@ -56,7 +56,7 @@ class TenantBody(_Body):
     id: str
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     max_concurrent: Annotated[int, Field(ge=1)] = 256
-    max_queued: Annotated[int, Field(ge=1)] = 1024
+    max_queued: Annotated[int, Field(ge=1)] = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def create_tenant(
     tenant: TenantId,
     weight: Annotated[float, typer.Option(help="Share of the service.")] = 1.0,
     max_concurrent: Annotated[int, typer.Option(help="Sequences in progress at once.")] = 256,
-    max_queued: Annotated[int, typer.Option(help="Of those, without a first token.")] = 1024,
+    max_queued: Annotated[int, typer.Option(help="Of those, without a first token.")] = 128,
     as_json: Json = False,
 ) -> None:
     """Make a tenant and print its key, which is shown this once."""

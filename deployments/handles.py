@@ -34,6 +34,7 @@ class RayReplicas:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._asking: asyncio.Task[list[Mapping[str, Any]]] | None = None
 
     def generate(
         self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
@@ -48,7 +49,15 @@ class RayReplicas:
         return RayReplicaStream(cast(DeploymentResponseGenerator[Any], handle.remote(call)))
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
-        """Of the replicas that answer; a lost one doesn't silence the others."""
+        """Of the replicas that answer; a lost one doesn't silence the others.
+
+        Askers share the broadcast under way: anybody may ask `/ready`, however often.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(timeout_s))
+        return await asyncio.shield(self._asking)
+
+    async def _ask(self, timeout_s: float) -> list[Mapping[str, Any]]:
         try:
             response = self._handle.broadcast("status")
             answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)

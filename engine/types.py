@@ -26,7 +26,7 @@ class Tenant:
     id: str
     weight: float = 1.0
     max_concurrent: int = 256
-    max_queued: int = 1024
+    max_queued: int = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class TenantRecord:
     id: str
     weight: float = 1.0
     max_concurrent: int = 256
-    max_queued: int = 1024
+    max_queued: int = 128
     flags: tuple[str, ...] = ()
     created_s: float = 0.0
 
