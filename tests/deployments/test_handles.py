@@ -35,12 +35,16 @@ class Handle:
         self.broadcasts.append(Broadcast(self.answers))
         return self.broadcasts[-1]
 
+    async def asked(self, num_times: int) -> None:
+        while len(self.broadcasts) < num_times:
+            await asyncio.sleep(0)
+
 
 async def test_askers_share_the_broadcast_under_way() -> None:
     handle = Handle([{"ready": True}, RuntimeError("lost")])
     replicas = RayReplicas(handle)  # type: ignore[arg-type]
     asking = [asyncio.create_task(replicas.statuses(30)) for _ in range(50)]
-    await asyncio.sleep(0)
+    await handle.asked(1)
     asking[0].cancel()  # one that goes away takes nothing from the others
     await asyncio.sleep(0)
     handle.broadcasts[0].go.set()
@@ -48,8 +52,7 @@ async def test_askers_share_the_broadcast_under_way() -> None:
     assert answers == [[{"ready": True}]] * 49 and len(handle.broadcasts) == 1
 
     again = asyncio.create_task(replicas.statuses(30))
-    await asyncio.sleep(0)
-    assert len(handle.broadcasts) == 2
+    await handle.asked(2)
     handle.broadcasts[1].go.set()
     assert await again == [{"ready": True}]
 
