@@ -122,7 +122,7 @@ def _kept_weight(
     return tl.sum(above.to(tl.float64)) + some
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit
 def _sample(
     logits,  # [N, V], rows stride apart
     settings,  # [N, 7] float64: temperature, top_p, top_k, min_p, presence, frequency, repetition
