@@ -25,15 +25,21 @@ class Unreachable(Exception):
     """No answer, or none of this service's."""
 
 
+class Unusable(Exception):
+    """An argument that no request can carry."""
+
+
 class AdminClient:
-    """Every call raises Refused or Unreachable. transport: for tests."""
+    """Every call raises Refused, Unreachable or Unusable. transport: for tests."""
 
     def __init__(self, config: ClientConfig, transport: httpx.BaseTransport | None = None) -> None:
         headers = {"authorization": f"Bearer {config.admin_key}"} if config.admin_key else {}
         self._url = config.url
+        # What `make serve` prints as the endpoint, and openai clients take, ends in /v1.
+        base_url = config.url.rstrip("/").removesuffix("/v1")
         try:
             self._http = httpx.Client(
-                base_url=config.url.rstrip("/"),
+                base_url=base_url,
                 headers=headers,
                 timeout=TIMEOUT_S,
                 transport=transport,
@@ -77,6 +83,8 @@ class AdminClient:
             raise Unreachable(f"{self._url} can't be reached: {reason}") from None
         except httpx.InvalidURL as error:
             raise Unreachable(f"{self._url} is not a URL: {error}") from None
+        except ValueError as error:  # of the arguments: JSON has no NaN
+            raise Unusable(f"This can't be sent: {error}.") from None
         try:
             answer = response.json()
             if response.is_success and isinstance(answer, dict):

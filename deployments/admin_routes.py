@@ -54,7 +54,7 @@ class PublishBody(_Body):
 
 class TenantBody(_Body):
     id: str
-    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     max_concurrent: Annotated[int, Field(ge=1)] = 256
     max_queued: Annotated[int, Field(ge=1)] = 128
 

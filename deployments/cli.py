@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deployments.admin_client import AdminClient, Refused, Unreachable
+from deployments.admin_client import AdminClient, Refused, Unreachable, Unusable
 from deployments.config import ClientConfig, load
 from deployments.registry import open_registry
 from deployments.registry.records import KEYS, KeyRecord, Role
@@ -209,6 +209,8 @@ def _client(context: typer.Context) -> Iterator[AdminClient]:
         _fail(str(error), REFUSED)
     except Unreachable as error:
         _fail(str(error), UNREACHABLE)
+    except Unusable as error:
+        _fail(str(error), USAGE)
 
 
 def _split(adapter: str) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from engine.errors import AdapterRejected
 from engine.model.modules import Module, ModuleTable
 
 DTYPES = ("F64", "F32", "F16", "BF16")
+MAX_SCALE = 3.4028234663852886e38
+"""The largest float32: the adapter table holds scales in that width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,14 @@ def module_shape(
     scale: float,
 ) -> ModuleShape:
     """The shape of one module's LoRA. Raises AdapterRejected, naming the tensor, unless all parts
-    are there with a float dtype and exactly the shapes that `rank` and `module` ask for."""
+    are there with a float dtype and exactly the shapes that `rank` and `module` ask for; and where
+    `scale` is no finite float32."""
+    if not abs(scale) <= MAX_SCALE:
+        raise AdapterRejected(
+            f"The scale {scale:g} of {module.name} is no 32-bit number. Mend lora_alpha, or"
+            " alpha_pattern.",
+            param="lora_alpha",
+        )
     for which in ("A", "B"):
         if which not in parts.names:
             missing = tensor_name(module.name, which, embedding=parts.embedding)

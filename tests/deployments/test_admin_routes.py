@@ -115,6 +115,7 @@ async def test_bad_publish_bodies(admin, body, param):
         ({"id": "T3"}, 400),
         ({"id": "../x"}, 400),
         ({"id": "t3", "weight": 0}, 400),
+        ({"id": "t3", "weight": 5e-324}, 400),
         ({"id": "t3", "max_concurrent": 0}, 400),
         ({"id": "t3", "nosuch": 1}, 400),
         ({"id": "t1"}, 409),

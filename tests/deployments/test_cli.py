@@ -22,11 +22,13 @@ def world(tmp_path):
 
 @pytest.fixture
 def loraplex(world):
-    """Runs one command line; asserts its exit code; answers what it said."""
+    """Runs one command line; asserts its exit code; answers what it said. below: a path that
+    LORAPLEX_URL ends in."""
     with LocalServer(create_app(world.parts())) as url:
 
-        def run(*words, code=0, env=None):
-            env = {"LORAPLEX_URL": url, "LORAPLEX_ADMIN_KEY": world.keys["admin"], **(env or {})}
+        def run(*words, code=0, env=None, below=""):
+            key = world.keys["admin"]
+            env = {"LORAPLEX_URL": url + below, "LORAPLEX_ADMIN_KEY": key, **(env or {})}
             result = CliRunner().invoke(app, list(words), env=env)
             assert result.exit_code == code, result.output
             return result.output
@@ -79,6 +81,7 @@ def test_tenants(loraplex, world):
         (["tenants", "create", "t1"], 1, "exists already"),
         (["tenants", "create", "T1"], 1, "is not a name"),
         (["tenants", "create", "t9", "--weight", "0"], 1, "weight"),
+        (["tenants", "create", "t9", "--weight", "nan"], 2, "can't be sent"),
         (["tenants", "rotate-key", "nosuch"], 1, "no tenant nosuch"),
         (["adapters", "list", "--nosuch"], 2, "nosuch"),
     ],
@@ -103,6 +106,11 @@ def test_keys_and_urls_that_do_not_work(loraplex, world):
     )
     for url in ("http://127.0.0.1:1", "nonsense", "http://["):
         loraplex("--url", url, "tenants", "list", code=3)
+
+
+@pytest.mark.parametrize("below", ["/", "/v1", "/v1/"])
+def test_the_url_may_be_the_one_that_openai_clients_take(loraplex, below):
+    assert "t1/bot" in loraplex("adapters", "list", below=below)
 
 
 def test_bootstrap_makes_the_first_admin_key_only(tmp_path):

@@ -210,6 +210,14 @@ def test_an_unusual_alpha_is_a_warning(spec, alpha):
     assert "lora_alpha" in look(spec, lora_tensors(spec), lora_alpha=alpha).warnings[0]
 
 
+@pytest.mark.parametrize(
+    "changes", [{"lora_alpha": 1e308}, {"lora_alpha": -1e40}, {"alpha_pattern": {"q_proj": 1e40}}]
+)
+def test_a_scale_that_the_adapter_table_cannot_hold_is_rejected(spec, changes):
+    with pytest.raises(AdapterRejected, match="Mend lora_alpha"):
+        look(spec, lora_tensors(spec), **changes)
+
+
 # Shapes, exactly
 @pytest.mark.parametrize(
     ("part", "shape"),
