@@ -74,7 +74,8 @@ class AdapterConfig:
     permanent one (the bytes themselves are at fault) for permanent_failure_ttl_s.
     min_residency_s: how long an adapter in use keeps its place on the device when others wait for
     room; max_drain_s: how long its sequences may then run on before they are preempted.
-    max_kills: a version that killed the loader so often is refused."""
+    max_kills: a version that killed the loader so often is refused. max_rank: of an adapter's
+    modules on a GPU, which keeps workspaces for it."""
 
     max_loads: int = 4
     min_residency_s: float = 1.0
@@ -82,6 +83,7 @@ class AdapterConfig:
     failure_ttl_s: float = 5.0
     permanent_failure_ttl_s: float = 300.0
     max_kills: int = 2
+    max_rank: int = 256
 
 
 @dataclass(frozen=True, slots=True)

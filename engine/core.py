@@ -99,8 +99,10 @@ def build_runner(config: EngineConfig, host: mmap.mmap) -> Runner:
 
             torch.set_num_threads(config.model.threads)
             return CpuRunner(config, memoryview(host))
-        case device:
-            raise InvalidRequest(f"Device {device!r} can't be served yet: choose cpu.")
+        case "cuda":
+            from engine.cuda_runner import CudaRunner  # noqa: PLC0415
+
+            return CudaRunner.load(config, memoryview(host))
 
 
 def main() -> int:

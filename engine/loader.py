@@ -115,6 +115,7 @@ class Loader:
             )
         adapter, from_disk = self._read(load.ref)
         layout = adapter.layout()
+        self._check_rank(layout)
         if layout.num_elements * self._dtype.itemsize != load.num_bytes:
             raise AdapterRejected(
                 f"The adapter takes {layout.num_elements} elements, not the"
@@ -122,6 +123,16 @@ class Loader:
             )
         pack(adapter, layout, self._dtype, self._host[load.host_offset : end])
         return layout, from_disk
+
+    def _check_rank(self, layout: AdapterLayout) -> None:
+        """A GPU keeps workspaces for ranks up to a maximum."""
+        rank = max(block.rank for block in layout.blocks)
+        limit = self._config.adapters.max_rank
+        if self._config.model.device == "cuda" and rank > limit:
+            raise AdapterRejected(
+                f"The adapter has a module of rank {rank}; this service takes {limit} at most."
+                " Train it with a lower rank, or raise adapters.max_rank."
+            )
 
     def _read(self, ref: AdapterRef) -> tuple[Adapter, bool]:
         """The weights, verified, and whether they were on the local disk already."""

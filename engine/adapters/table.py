@@ -9,6 +9,29 @@ from engine.plan import TableEntry
 from kernels import table as T
 
 
+def entry_row(entry: TableEntry, num_modules: int, page_elements: int) -> torch.Tensor:
+    """[M, 6] of one adapter as in `kernels.table`: absolute offsets; zeros where it is gone."""
+    row = torch.zeros(num_modules, T.COLUMNS, dtype=torch.int64)
+    if entry.layout is None or not entry.layout.blocks:
+        return row
+    base = entry.start_page * page_elements
+    blocks = entry.layout.blocks
+    row[[block.module for block in blocks]] = torch.tensor(
+        [
+            [
+                base + block.a,
+                base + block.b,
+                block.rank,
+                T.scale_bits(block.scale),
+                0 if block.bias == ABSENT else base + block.bias,
+                0,
+            ]
+            for block in blocks
+        ]
+    )
+    return row
+
+
 class AdapterTable:
     """Rows by adapter index, grown as indices appear.
 
@@ -27,22 +50,5 @@ class AdapterTable:
         while entry.adapter >= len(self.tensor):
             more = T.empty_table(len(self.tensor), self.tensor.shape[1])
             self.tensor = torch.cat([self.tensor, more])
-        row = self.tensor[entry.adapter]
-        row.zero_()
-        if entry.layout is None or not entry.layout.blocks:
-            return
-        base = entry.start_page * self._page_elements
-        blocks = entry.layout.blocks
-        row[[block.module for block in blocks]] = torch.tensor(
-            [
-                [
-                    base + block.a,
-                    base + block.b,
-                    block.rank,
-                    T.scale_bits(block.scale),
-                    0 if block.bias == ABSENT else base + block.bias,
-                    0,
-                ]
-                for block in blocks
-            ]
-        )
+        row = entry_row(entry, self.tensor.shape[1], self._page_elements)
+        self.tensor[entry.adapter] = row

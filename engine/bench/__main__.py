@@ -2,6 +2,8 @@
 
 `python -m engine.bench --device cpu --model PATH --adapters 8 --json`
 
+On a GPU, with dummy weights: see `engine.bench.gpu`.
+
 The three take turns step by step in one process, at equal lengths, so that whatever else the
 machine does meets them alike. A rate is batch / median seconds of a step in which all rows decode.
 """
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import torch
 
+from engine.bench import gpu
 from engine.bench.ours import MAX_AHEAD, OurEngine, bench_config, random_adapter
 from engine.bench.plain import PlainLoop
 from engine.model.spec import BackboneSpec
@@ -135,4 +139,7 @@ def _fastest_dtype() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] and sys.argv[1] in gpu.COMMANDS:
+        gpu.main(sys.argv[1:])
+    else:
+        main()

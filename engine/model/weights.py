@@ -7,8 +7,9 @@ Projections that share an input are one matrix: q, k and v; gate and up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -38,6 +39,13 @@ class LayerWeights:
     down: torch.Tensor
     down_bias: torch.Tensor | None
 
+    def to(self, device: torch.device) -> LayerWeights:
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {
+            name: None if part is None else part.to(device) for name, part in parts.items()
+        }
+        return LayerWeights(**moved)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -47,6 +55,13 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
     head: torch.Tensor
+
+    def to(self, device: torch.device) -> Weights:
+        """Layer by layer; a tied head stays one tensor."""
+        embed = self.embed.to(device)
+        head = embed if self.head is self.embed else self.head.to(device)
+        layers = tuple(layer.to(device) for layer in self.layers)
+        return Weights(embed, layers, self.norm.to(device), head)
 
 
 def load_weights(folder: str | Path, spec: BackboneSpec, dtype: torch.dtype) -> Weights:

@@ -1,8 +1,9 @@
-"""Drives a CpuRunner by plans made by hand: which sequences, how many tokens, which pages."""
+"""Drives a runner by plans made by hand: which sequences, how many tokens, which pages."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +30,10 @@ def runner_config(
     )
 
 
+MakeRunner = Callable[[EngineConfig, memoryview], RecordingRunner]
+"""Or whatever else has RecordingRunner's methods."""
+
+
 @dataclass
 class Driver:
     """Pages are handed out in random order, so that nothing depends on where they lie."""
@@ -47,9 +52,9 @@ class Driver:
         self.rows = 0
 
     @classmethod
-    def on(cls, folder: object, **options: object) -> Driver:
+    def on(cls, folder: object, make: MakeRunner = RecordingRunner, **options: object) -> Driver:
         host = bytearray(HOST_BYTES)
-        return cls(RecordingRunner(runner_config(folder, **options), memoryview(host)), host)
+        return cls(make(runner_config(folder, **options), memoryview(host)), host)
 
     def begin(
         self,
@@ -132,4 +137,4 @@ class Driver:
     def logits(self, sequence: Sequence) -> torch.Tensor:
         """[outputs, V] that its outputs were drawn from."""
         first = len(sequence.request.prompt)
-        return self.runner.answer(sequence.request.id, first, len(sequence.tokens) - first)
+        return self.runner.record.answer(sequence.request.id, first, len(sequence.tokens) - first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -42,6 +43,7 @@ class RealEngine:
         depth: int = 0,
         max_model_len: int = 128,
         max_move_bytes: int = 1 << 20,
+        make: Callable[[EngineConfig, memoryview], RecordingRunner] | None = None,
         **schedule: object,
     ) -> None:
         spec = BackboneSpec.load(model.folder)
@@ -61,7 +63,7 @@ class RealEngine:
         )
         self.model = model
         self.host = memoryview(bytearray(HOST_BYTES))
-        self.runner = RecordingRunner(config, self.host)
+        self.runner = (make or RecordingRunner)(config, self.host)
         ticks = count()
         self.engine = build_engine(config, self.runner, BASE, lambda: next(ticks) * 1e-3)
         self.told: dict[str, Told] = {}
@@ -102,7 +104,7 @@ class RealEngine:
         for request_id, told in self.told.items():
             assert told.finish is FinishReason.LENGTH
             prompt = list(told.request.prompt)
-            logits = self.runner.answer(request_id, len(prompt), told.request.max_tokens)
+            logits = self.runner.record.answer(request_id, len(prompt), told.request.max_tokens)
             self.model.check(told.adapter, prompt, told.tokens, logits)
 
     def _take(self, output: Output) -> None:

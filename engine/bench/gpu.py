@@ -1,0 +1,131 @@
+"""Throughput and decode latency of the whole engine on a GPU, with dummy weights.
+
+`python -m engine.bench throughput --dummy-weights --adapters 0,1,8,64 --rank 16 --json`
+`python -m engine.bench latency --dummy-weights --batches 1,32,256 --adapters 0,1,64 --json`
+
+Everything runs in this process: scheduler, accounts, arena, adapter cache, GPU runner at depth 1.
+Cases of one command share a server, so that they are measured on the same captured graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.bench.dummy import SHAPES, TARGETS
+from engine.bench.dummy_server import DummyServer, Served, Sizes
+from engine.bench.results import Results
+
+COMMANDS = ("throughput", "latency")
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = _options(arguments)
+    server = DummyServer(_sizes(options))
+    results = Results()
+    if options.command == "throughput":
+        base_ms = 0.0
+        for num_adapters in options.adapters:
+            case, step_ms = throughput(server, options, num_adapters, base_ms)
+            base_ms = base_ms or (0.0 if num_adapters else step_ms)
+            results.add(case)
+        return
+    for batch in options.batches:
+        for num_adapters in options.adapters:
+            if num_adapters <= batch:
+                results.add(latency(server, batch, num_adapters, options.output))
+
+
+def throughput(
+    server: DummyServer, options: argparse.Namespace, num_adapters: int, base_ms: float
+) -> tuple[dict[str, Any], float]:
+    """(the case, milliseconds of a full decode step). Adapters are resident before the clock
+    starts; base_ms: of a step without adapters, 0 where it was not measured."""
+    server.warm(num_adapters)
+    owners = _owners(options, num_adapters)
+    prefill = server.serve([server.request(i, options.input, 1) for i in owners])
+    served = server.serve([server.request(i, options.input, options.output) for i in owners])
+    rows = min(options.max_seqs, options.requests)
+    host_ms, device_ms = served.decode_ms(rows)
+    case = {
+        "bench": "throughput",
+        "shape": options.shape,
+        "adapters": num_adapters,
+        "rank": options.rank,
+        "targets": options.targets,
+        "zipf": options.zipf,
+        "requests": options.requests,
+        "input": options.input,
+        "output": options.output,
+        "max_seqs": options.max_seqs,
+        "out_tok_s": round(served.num_tokens / served.seconds, 1),
+        "prefill_s": round(prefill.seconds, 3),
+        "step_ms": round(host_ms, 3),
+        "device_step_ms": round(device_ms, 3),
+        "adapter_overhead_fraction": round(host_ms / base_ms - 1, 3) if base_ms else None,
+        "startup_s": round(server.startup_s, 1),
+    }
+    return case, host_ms
+
+
+def latency(server: DummyServer, batch: int, num_adapters: int, num_output: int) -> dict[str, Any]:
+    """Median milliseconds between two decode steps of `batch` rows."""
+    server.warm(num_adapters)
+    owners = [i % num_adapters if num_adapters else None for i in range(batch)]
+    served: Served = server.serve([server.request(i, 128, num_output) for i in owners])
+    host_ms, device_ms = served.decode_ms(batch)
+    return {
+        "bench": "latency",
+        "batch": batch,
+        "adapters": num_adapters,
+        "step_ms": round(host_ms, 3),
+        "device_step_ms": round(device_ms, 3),
+        "startup_s": round(server.startup_s, 1),
+    }
+
+
+def _owners(options: argparse.Namespace, num_adapters: int) -> list[int | None]:
+    """The adapter of each request: dealt round robin, or drawn from a Zipf law."""
+    num = options.requests
+    if not num_adapters:
+        return [None] * num
+    if not options.zipf:
+        return [i % num_adapters for i in range(num)]
+    shares = 1.0 / np.arange(1, num_adapters + 1) ** options.zipf
+    drawn = np.random.default_rng(1).choice(num_adapters, num, p=shares / shares.sum())
+    return [int(i) for i in drawn]
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    return Sizes(
+        shape=options.shape,
+        max_seqs=options.max_seqs,
+        max_len=max(options.input, 128) + options.output + 16,
+        rank=options.rank,
+        targets=options.targets,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.1-8b")
+    parser.add_argument("--dummy-weights", action="store_true", required=True)
+    parser.add_argument("--adapters", type=_numbers, default=[0], help="a case for each number")
+    parser.add_argument("--batches", type=_numbers, default=[1, 32, 256], help="latency: rows")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", choices=sorted(TARGETS), default="all")
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--max-seqs", type=int, default=256)
+    parser.add_argument("--zipf", type=float, default=0.0)
+    parser.add_argument("--json", action="store_true", help="the only format; accepted for scripts")
+    return parser.parse_args(arguments)

@@ -1,0 +1,162 @@
+"""One NVIDIA GPU as a device: a step is one packed copy and replays of captured graphs.
+
+`launch` enqueues and never waits. On the compute stream, in order: the plan's moves, its table
+entries, the packed copy, the pass, the sampler, the copy of its tokens back. Uploads run on a
+stream of their own. A failed CUDA call raises out of `launch`, `wait` or `done`, and the core ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.buckets import PassShape
+from engine.config import EngineConfig
+from engine.device_pass import DTYPES, DevicePass, Replay
+from engine.device_uploads import DeviceUpload, DeviceUploads
+from engine.graphs import Graphs
+from engine.model.spec import BackboneSpec
+from engine.model.weights import Weights, load_weights
+from engine.plan import StepPlan, StepResult
+
+COMPILE_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLaunch:
+    """A plan on the device. tokens [N] pinned: what it draws, there once `end` has passed."""
+
+    plan: StepPlan
+    tokens: torch.Tensor
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def ready(self) -> bool:
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> StepResult:
+        self.end.synchronize()
+        seconds = self.start.elapsed_time(self.end) * 1e-3
+        return step_result(self.plan, self.tokens.tolist(), seconds)
+
+
+class CudaRunner:
+    """plan.Runner over an arena in GPU memory. Everything is allocated, compiled and captured when
+    this returns; weights may come from any device.
+
+    host is the shared memory that uploads read; None where no adapter is ever uploaded. captures:
+    False enqueues each step afresh, for tests. Raises UnsupportedModel for an arena that can't be
+    served.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        host: memoryview | None,
+        spec: BackboneSpec,
+        weights: Weights,
+        captures: bool = True,
+    ) -> None:
+        torch.set_num_threads(config.model.threads)
+        device = torch.device("cuda")
+        # A slot is free again when the plan before the one in flight has been waited for.
+        self._num_slots = config.schedule.depth + 2
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pass = DevicePass(config, spec, weights, device, self._num_slots)
+        self.num_pages, self.page_bytes = self._pass.num_pages, self._pass.page_bytes
+        self._results = torch.zeros(
+            self._num_slots, config.schedule.max_seqs, dtype=torch.int64, pin_memory=True
+        )
+        self._ends: list[torch.cuda.Event | None] = [None] * self._num_slots
+        self._uploads = DeviceUploads(self._pass.arena.view(-1).view(torch.uint8), host)
+        self._replay: Replay = self._pass
+        torch.cuda.synchronize()
+        if captures:
+            self._replay = _Captured(self._pass, self._stream)
+        torch.cuda.synchronize()
+
+    @classmethod
+    def load(cls, config: EngineConfig, host: memoryview | None) -> CudaRunner:
+        """With the model at `config.model.path`."""
+        spec = BackboneSpec.load(config.model.path)
+        weights = load_weights(config.model.path, spec, DTYPES[config.model.dtype])
+        return cls(config, host, spec, weights)
+
+    def launch(self, plan: StepPlan) -> CudaLaunch:
+        """Enqueue the plan: moves, table entries, then the pass."""
+        slot = plan.id % self._num_slots
+        previous = self._ends[slot]
+        if previous is not None:
+            # Long over in the engine's loop, which waits for a plan before it launches two more.
+            previous.synchronize()
+        filled = self._pass.fill(plan, slot)
+        num = 0 if filled is None else len(filled.sampled)
+        tokens = self._results[slot, :num]
+        start, end = _event(), _event()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            start.record(self._stream)
+            self._pass.enqueue(plan, filled, slot, self._replay)
+            tokens.copy_(self._pass.sampler.result[:num], non_blocking=True)
+            end.record(self._stream)
+        self._ends[slot] = end
+        return CudaLaunch(plan, tokens, start, end)
+
+    def upload(self, host_offset: int, num_bytes: int, start_page: int) -> DeviceUpload:
+        """Copy a block from host memory to the run at `start_page`, on the copy stream."""
+        return self._uploads.upload(host_offset, num_bytes, start_page * self.page_bytes)
+
+    def close(self) -> None:
+        """Wait for the device and let go of the shared memory."""
+        self._stream.synchronize()
+        self._uploads.close()
+
+    def latest_logits(self, num: int) -> torch.Tensor:
+        """[num, V] float32 of the last launch's first samples. For tests."""
+        torch.cuda.synchronize()
+        return self._pass.backbone.logits[:num].float().cpu()
+
+    def page(self, position: int) -> torch.Tensor:
+        """The elements of one physical page, in the serving dtype. For tests."""
+        torch.cuda.synchronize()
+        return self._pass.arena[position].cpu()
+
+
+class _Captured:
+    """The graphs of a pass."""
+
+    def __init__(self, of: DevicePass, stream: torch.cuda.Stream) -> None:
+        shapes = of.buckets.shapes()
+        samples = sorted({shape.samples for shape in shapes}, reverse=True)
+        self._passes: Graphs[PassShape] = Graphs(stream)
+        self._head_terms: Graphs[int] = Graphs(stream)
+        self._choices: Graphs[int] = Graphs(stream)
+        self._passes.capture(shapes, of.forward, COMPILE_THREADS)
+        self._head_terms.capture(samples, of.add_head_term, COMPILE_THREADS)
+        self._choices.capture(samples, of.choose, COMPILE_THREADS)
+
+    def forward(self, shape: PassShape) -> None:
+        self._passes.replay(shape)
+
+    def add_head_term(self, num: int) -> None:
+        self._head_terms.replay(num)
+
+    def choose(self, num: int) -> None:
+        self._choices.replay(num)
+
+
+def step_result(plan: StepPlan, drawn: list[int], seconds: float) -> StepResult:
+    """drawn: the token of each span that samples, in order; -1 where its row failed."""
+    left = iter(drawn)
+    tokens: list[tuple[int, ...]] = []
+    failed: list[bool] = []
+    for span in plan.spans:
+        token = next(left) if span.samples else 0
+        failed.append(token < 0)
+        tokens.append((token,) if span.samples and token >= 0 else ())
+    return StepResult(plan, tuple(tokens), seconds, tuple(failed))
+
+
+def _event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event

@@ -1,0 +1,245 @@
+"""The GPU runner against transformers and PEFT in fp32, and against itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.cuda_runner import CudaRunner
+from engine.device_pass import DTYPES
+from engine.model.spec import BackboneSpec
+from engine.model.weights import load_weights
+from engine.plan import NO_ADAPTER, Move, StepPlan, TableEntry
+from engine.types import SamplingParams
+from tests.support.drive import Driver
+from tests.support.real_engine import PAGE_TOKENS, RealEngine
+from tests.support.recording import Record, RecordingRunner
+from tests.support.tiny_models import ADAPTERS, make_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """Not here: under it torch enqueues other kernels than a service does."""
+
+
+class RecordingCudaRunner(CudaRunner):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.record = Record()
+
+    def launch(self, plan):
+        launch = super().launch(plan)
+        self.record.note(plan, self.latest_logits(sum(span.samples for span in plan.spans)))
+        return launch
+
+
+class Runners:
+    """Makes runners, and closes them when the test ends."""
+
+    def __init__(self):
+        self.made = []
+
+    def captured(self, config, host):
+        self.made.append(RecordingCudaRunner.load(config, host))
+        return self.made[-1]
+
+    def eager(self, config, host):
+        """Without graphs."""
+        spec = BackboneSpec.load(config.model.path)
+        weights = load_weights(config.model.path, spec, DTYPES[config.model.dtype])
+        self.made.append(RecordingCudaRunner(config, host, spec, weights, captures=False))
+        return self.made[-1]
+
+
+@pytest.fixture
+def runners():
+    runners = Runners()
+    yield runners
+    for runner in runners.made:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def model(request, tmp_path_factory):
+    name = request.param
+    adapters = () if "-" in name else tuple(ADAPTERS)
+    return make_model(tmp_path_factory.mktemp(name), name, adapters)
+
+
+QWEN3 = pytest.mark.parametrize("model", ["qwen3"], indirect=True)
+
+
+def prompts(lengths, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 384, (n,), generator=generator).tolist() for n in lengths]
+
+
+def driver_of(model, make, **options):
+    driver = Driver.on(model.folder, make, **options)
+    for index, adapter in enumerate(model.adapters.values()):
+        driver.put_adapter(index, adapter, DTYPES[options.get("dtype", "float32")])
+    return driver
+
+
+def begin(driver, model, lengths, sampling=SamplingParams(temperature=0.0)):  # noqa: B008
+    """[(adapter name or None, sequence)], base and adapters in turn."""
+    names = [None, *model.adapters]
+    return [
+        (names[i % len(names)], driver.begin(prompt, i % len(names) - 1, sampling))
+        for i, prompt in enumerate(prompts(lengths))
+    ]
+
+
+def check(model, name, sequence, logits):
+    prompt = list(sequence.request.prompt)
+    model.check(name, prompt, sequence.tokens[len(prompt) :], logits)
+
+
+@pytest.mark.parametrize("how", ["captured", "eager"])
+@QWEN3
+def test_a_mixed_batch_answers_what_each_would_alone(model, runners, how):
+    driver = driver_of(model, getattr(runners, how))
+    sequences = begin(driver, model, (37, 5, 21, 18, 33, 2, 40, 1))
+    driver.run([sequence for _, sequence in sequences], 24, chunk=13)
+    for name, sequence in sequences:
+        check(model, name, sequence, driver.logits(sequence))
+
+
+@pytest.mark.parametrize("model", ["mistral", "llama-biased", "qwen2-sliding"], indirect=True)
+def test_windows_biases_and_head_sizes(model, runners):
+    driver = driver_of(model, runners.eager)
+    sequences = begin(driver, model, (37, 5, 21))
+    driver.run([sequence for _, sequence in sequences], 24, chunk=13)
+    for name, sequence in sequences:
+        check(model, name, sequence, driver.logits(sequence))
+
+
+@QWEN3
+def test_a_replay_gives_the_bits_of_the_same_pass_enqueued_afresh(model, runners):
+    """After adapters were replaced, moved and removed."""
+    outputs = []
+    for make in (runners.captured, runners.eager):
+        driver = driver_of(model, make, dtype="bfloat16")
+        sequences = [s for _, s in begin(driver, model, (9, 17, 30, 12, 3))]
+        driver.run(sequences, 4, chunk=11)
+        r8, r4 = model.adapters["r8"], model.adapters["r4"]
+        driver.plan(entries=(TableEntry(1, 0, None),))
+        driver.put_adapter(1, r4, torch.bfloat16)
+        moved = driver.next_run - driver.num_run_pages(r4, torch.bfloat16)
+        pages = driver.num_run_pages(r4, torch.bfloat16)
+        driver.plan(
+            moves=(Move(moved, moved + 3, pages),), entries=(TableEntry(1, moved + 3, r4.layout()),)
+        )
+        driver.next_run += 3
+        driver.put_adapter(2, r8, torch.bfloat16)
+        driver.run(sequences, 12)
+        outputs.append(torch.stack([driver.logits(s) for s in sequences]))
+    assert torch.equal(outputs[0].view(torch.int32), outputs[1].view(torch.int32))
+
+
+@QWEN3
+def test_an_adapter_without_effect_gives_the_bits_of_the_batch_without_it(model, runners):
+    full = model.adapters["r64"]
+    zero = replace(
+        full, modules={m: replace(w, b=torch.zeros_like(w.b)) for m, w in full.modules.items()}
+    )
+    outputs = []
+    for adapter in (3, NO_ADAPTER):
+        driver = driver_of(model, runners.captured)
+        driver.put_adapter(3, zero)
+        sequences = [s for _, s in begin(driver, model, (9, 17, 30, 12))]
+        sequences.append(driver.begin(prompts((33,), seed=5)[0], adapter))
+        driver.run(sequences, 8, chunk=11)
+        outputs.append(torch.stack([driver.logits(s) for s in sequences]))
+    assert torch.equal(outputs[0].view(torch.int32), outputs[1].view(torch.int32))
+
+
+@QWEN3
+def test_a_row_whose_numbers_overflow_is_alone_in_it(model, runners):
+    driver = driver_of(model, runners.captured)
+    full = model.adapters["r4"]
+    driver.put_adapter(
+        3, replace(full, modules={m: replace(w, b=w.b * 1e38) for m, w in full.modules.items()})
+    )
+    sequences = begin(driver, model, (9, 17))
+    broken = driver.begin(prompts((10,), seed=3)[0], 3)
+    everyone = [s for _, s in sequences]
+    driver.step({s: len(s.tokens) for s in everyone})
+    result, _ = driver.plan({broken: 10, **dict.fromkeys(everyone, 1)})
+    assert result.failed == (True, False, False)
+    for sequence, tokens in zip(everyone, result.tokens[1:], strict=True):
+        sequence.num_computed += 1
+        sequence.tokens += tokens
+    driver.free += broken.pages
+    driver.run(everyone, 24)
+    for name, sequence in sequences:
+        check(model, name, sequence, driver.logits(sequence))
+
+
+@QWEN3
+def test_sampling_draws_what_the_cpu_draws(model, runners):
+    options = SamplingParams(
+        temperature=0.8, top_p=0.9, top_k=40, seed=7, presence_penalty=0.4, repetition_penalty=1.2
+    )
+    tokens = []
+    for make in (RecordingRunner, runners.captured):
+        driver = driver_of(model, make)
+        sequences = [s for _, s in begin(driver, model, (9, 17, 30), options)]
+        for _ in range(16):
+            counts = {s: len(s.tokens) - s.num_computed for s in sequences}
+            result, plan = driver.plan(counts)
+            for span, drawn in zip(plan.spans, result.tokens, strict=True):
+                span.sequence.num_computed += span.num_tokens
+                span.sequence.tokens += drawn
+        tokens.append([s.tokens for s in sequences])
+    assert tokens[0] == tokens[1]
+
+
+@QWEN3
+def test_tokens_go_from_plan_to_plan_on_the_device(model, runners):
+    """Two plans in flight: the second is launched before the first's token is on the host."""
+    waiting = driver_of(model, runners.captured)
+    first = waiting.begin([5, 6, 7, 8, 9])
+    waiting.run([first], 9)
+    driver = driver_of(model, runners.captured)
+    ahead = driver.begin([5, 6, 7, 8, 9])
+    start = StepPlan(driver.num_plans, driver.spans({ahead: 5}), new_rows=(ahead.row,))
+    launches = [driver.runner.launch(start)]
+    tokens = []
+    for number in range(1, 9):
+        ahead.num_computed = len(ahead.tokens)
+        ahead.tokens.append(-1)
+        spans = driver.spans({ahead: 1}, on_device=True)
+        launches.append(driver.runner.launch(StepPlan(driver.num_plans + number, spans)))
+        tokens.append(launches.pop(0).wait().tokens[0][0])
+    tokens.append(launches.pop().wait().tokens[0][0])
+    assert tokens == first.tokens[-9:]
+
+
+@QWEN3
+@pytest.mark.parametrize("depth", [0, 1])
+def test_adapters_come_and_go_and_the_arena_moves(model, runners, depth):
+    page_bytes = PAGE_TOKENS * model.spec.kv_bytes_per_token(4)
+    r8 = -(-model.adapters["r8"].layout().num_elements * 4 // page_bytes)
+    engine = RealEngine(
+        model,
+        num_pages=3 * r8 + 64 // PAGE_TOKENS + 10,
+        depth=depth,
+        max_model_len=64,
+        max_move_bytes=4 * page_bytes,
+        make=runners.captured,
+    )
+    for i, (prompt, name) in enumerate(
+        zip(prompts([6 + i % 9 for i in range(24)]), (None, "r4", "r8", "r4") * 6, strict=True)
+    ):
+        engine.submit(f"r{i}", prompt, name, max_tokens=6 + i % 11, version=i * 7 % 5)
+    engine.run(max_steps=100_000)
+    engine.check_answers()
+    assert engine.engine.scheduler.stats(0.0).num_moves > 0
