@@ -9,7 +9,8 @@ with k[n], v[n] of KV head h // (heads / KV heads) at page pages[row][n // P], p
 is [layer][k, v][KV head][P][D]. Work is cut into tiles of up to BQ tokens of one sequence; query
 heads of one KV head are handled together as rows of a tile, so that keys are loaded once for them.
 Grid (tile, KV head, part of the context); a tile without tokens ends at once. Parts leave
-unnormalised sums that `_combine` joins. Keys beyond a sequence's end are never loaded.
+unnormalised sums that `_combine` joins. Keys beyond a sequence's end are never loaded. A
+place is a multiple of D: told so, the compiler loads 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -76,15 +77,13 @@ def _attend(
     part,  # [SPLIT, num_rows, HEADS, D] float32 where SPLIT > 1
     sums,  # [SPLIT, num_rows, HEADS, 2] float32: largest score, sum of weights
     layer_offset, num_tiles, num_rows, max_pages, page_elements, q_stride, scale, window,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     DB: tl.constexpr,  # D, next power of two
-    P: tl.constexpr,
     GP: tl.constexpr,  # query heads of a KV head, next power of two
     BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0)
-    kv = tl.program_id(1)
+    i, kv = tl.program_id(0), tl.program_id(1)
     count = tl.load(tiles + num_tiles + i)
     if count > 0:
         end = tl.load(tiles + 3 * num_tiles + i)
@@ -110,9 +109,7 @@ def _attend(
         for begin in range(start, tl.minimum(start + per, end), BN):
             n = begin + tl.arange(0, BN)
             page = tl.load(of_row + n // P, mask=n < end, other=0).to(tl.int64)
-            place = page * page_elements + layer_offset + (kv * P + n % P) * D
-            # All of it is multiples of D; told so, the compiler loads 16 bytes at a time.
-            place = tl.multiple_of(place, [D])
+            place = tl.multiple_of(page * page_elements + layer_offset + (kv * P + n % P) * D, [D])
             known = (n < end)[:, None] & (d < D)[None, :]
             keys = tl.load(cache + place[:, None] + d[None, :], mask=known, other=0.0)
             value = cache + place[:, None] + KV_HEADS * P * D + d[None, :]
