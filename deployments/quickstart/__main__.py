@@ -17,11 +17,13 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from deployments.config import AppConfig, load
 from deployments.quickstart.banner import Facts, show
+from deployments.quickstart.lock import DataLock
 from deployments.quickstart.model import ModelSource, prepare_model
-from deployments.quickstart.service import Service, ServiceOptions
+from deployments.quickstart.service import Service, ServiceOptions, require_free
 from deployments.quickstart.tenants import (
     ADAPTERS_FOLDER,
     DemoKeys,
@@ -86,6 +88,9 @@ def serve(
     began = time.monotonic()
     with _reported(console):
         config = _config(home)
+        config.data_dir.mkdir(parents=True, exist_ok=True)
+        lock = DataLock(config.data_dir)
+        require_free(port)
         keys = _prepare(config, console)
         options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype)
         with StopRequests() as stops:
@@ -102,6 +107,7 @@ def serve(
                 console.print("\nstopping (Ctrl-C again: at once)")
                 if not service.stop(stops.pause):
                     console.print("[red]some processes could not be ended[/]")
+                lock.close()
 
 
 def _facts(config: AppConfig, service: Service, keys: Mapping[str, str]) -> Facts:
@@ -148,7 +154,7 @@ def _reported(console: Console) -> Iterator[None]:
     try:
         yield
     except LoraplexError as error:
-        console.print(f"[bold red]error:[/] {error.message}", highlight=False)
+        console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
         sys.exit(1)
 
 

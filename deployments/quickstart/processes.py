@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 PROC = Path("/proc")
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.1
 
 
@@ -27,9 +27,18 @@ class ProcessTree:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO) -> None:
         """Start `command` with its output going to `log`.
 
-        The new session keeps the terminal's Ctrl-C from it: who stops it does so on purpose.
+        The new session keeps the terminal's Ctrl-C from it: who stops it does so on purpose. It
+        gets SIGTERM when the calling thread ends, so that it outlives no SIGKILL of this process.
         """
         libc = ctypes.CDLL(None, use_errno=True)
+        parent = os.getpid()
+
+        def follow() -> None:
+            """In the child before its command: system calls alone, whatever threads there were."""
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
         self._child = subprocess.Popen(
@@ -39,6 +48,7 @@ class ProcessTree:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=follow,  # noqa: PLW1509
         )
 
     @property

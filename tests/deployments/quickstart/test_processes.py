@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,36 @@ def test_an_interrupt_reaches_the_command_alone(project: Path, tmp_path: Path) -
         "tree.interrupt()\nassert daemon in tree.descendants()"
     )
     _drive(project, tmp_path, 600, steps)
+
+
+FOLLOWER = """
+import os, signal, sys, time
+with open(sys.argv[1], "w") as alive:
+    signal.signal(signal.SIGTERM, lambda *_: (print("ended gently", file=alive), sys.exit()))
+    print("alive", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_command_is_told_to_end_when_this_process_is_killed(
+    project: Path, tmp_path: Path
+) -> None:
+    read_fd, write_fd = os.pipe()
+    driver = (
+        "import os, sys, time\n"
+        "from deployments.quickstart.processes import ProcessTree\n"
+        "command = [sys.executable, '-c', sys.argv[1], sys.argv[2]]\n"
+        f"tree = ProcessTree(command, os.environ, os.fdopen({write_fd}, 'wb'))\n"
+        "time.sleep(600)\n"
+    )
+    said = tmp_path / "said"
+    process = subprocess.Popen(
+        [sys.executable, "-c", driver, FOLLOWER, str(said)], cwd=project, pass_fds=[write_fd]
+    )
+    os.close(write_fd)
+    with os.fdopen(read_fd) as pipe:
+        assert pipe.readline() == "alive\n"
+        process.kill()
+        process.wait()
+        assert pipe.read() == ""  # to its end: no process holds the other side any more
+    assert said.read_text() == "ended gently\n"
