@@ -100,7 +100,7 @@ def silu_gate(
 ) -> None:
     """y [N, 2 I] contiguous, out [N, I] contiguous: written."""
     tiles = triton.cdiv(out.shape[1], tile.width)
-    args = rowwise(out, term)
+    args = rowwise("gate", out, term)
     pointer, eps, norm = normalised(squares, y)
     _gate[(args.num_blocks, tiles)](
         y,

@@ -23,7 +23,7 @@ from kernels.segments import Ints
 from kernels.shrink import lookup_kernel, shrink_kernel
 from kernels.table import COLUMNS
 from kernels.tile import RANKS, interpreted
-from kernels.tuning import Tuning, tuning_for
+from kernels.tuning import Tuning, max_registers, tuning_for
 
 MAX_SLICES = 3
 
@@ -133,6 +133,7 @@ class BoundLoraGpu:
             STAGES=tile.stages,
             EXACT=of.exact,
             num_warps=tile.warps,
+            maxnreg=max_registers("shrink", blocks.block_rows, of.rank_cap),
         )
         return term
 

@@ -131,7 +131,7 @@ def _launch(
     tiles = triton.cdiv(r.shape[1], tile.width)
     if squares.num_parts != tiles:
         raise ValueError(f"squares need {tiles} parts, one for each tile of columns")
-    args = rowwise(r, term)
+    args = rowwise("residual", r, term)
     _residual[(args.num_blocks, tiles)](
         source,
         source if tokens is None else tokens,

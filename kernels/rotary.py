@@ -188,7 +188,7 @@ def rotate_and_store(
     warps: int = 4,
 ) -> None:
     """qkv [N, (heads + 2 KV heads) D]: query columns are rotated in place; cache is the arena."""
-    args = rowwise(qkv, term)
+    args = rowwise("rotary", qkv, term)
     pointer, eps, norm = normalised(squares, qkv)
     _rotary[(args.num_blocks, heads.num_heads + 2 * heads.num_kv_heads)](
         qkv,

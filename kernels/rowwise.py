@@ -10,6 +10,7 @@ import triton
 
 from kernels.lora_gpu import Term
 from kernels.norm import Squares
+from kernels.tuning import max_registers
 
 BASE_ROWS = 8
 """Rows a program handles where no adapter decides it."""
@@ -26,8 +27,9 @@ class Rowwise:
     constants: dict[str, Any]
 
 
-def rowwise(like: torch.Tensor, term: Term | None) -> Rowwise:
-    """For a kernel over the rows of `like` [N, ...] that adds `term`."""
+def rowwise(kernel: str, like: torch.Tensor, term: Term | None) -> Rowwise:
+    """For a kernel over the rows of `like` [N, ...] that adds `term`. kernel: as in
+    `kernels.tuning.REGISTERS`."""
     if term is None:
         constants: dict[str, Any] = {"LORA": False, "SPLIT": 1, "STRIDE": 1, "RCAP": 16}
         constants |= {"M": BASE_ROWS, "EXACT": True}
@@ -40,6 +42,7 @@ def rowwise(like: torch.Tensor, term: Term | None) -> Rowwise:
         "RCAP": term.rank_cap,
         "M": term.blocks.block_rows,
         "EXACT": term.exact,
+        "maxnreg": max_registers(kernel, term.blocks.block_rows, term.rank_cap),
     }
     return Rowwise(
         term.blocks.num_blocks,

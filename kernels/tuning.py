@@ -79,6 +79,23 @@ def tuning_for(block_rows: int, num_blocks: int = 1024) -> Tuning:
     return BY_BLOCK_ROWS[min((m for m in BY_BLOCK_ROWS if m >= block_rows), default=64)]
 
 
+REGISTERS = {
+    "shrink": {1: 80, 16: 64},
+    "rotary": {1: 80, 16: 64},
+    "residual": {4: 80, 8: 80, 16: 72},
+    "gate": {1: 168, 4: 72, 8: 80, 16: 72},
+}
+
+
+def max_registers(kernel: str, block_rows: int, rank_cap: int) -> int | None:
+    """Registers of a thread that a kernel may use, None: as many as it likes.
+
+    The loop over ranks above 16 wants more than all else; what doesn't fit is spilled there, and
+    batches of small ranks keep their occupancy.
+    """
+    return REGISTERS[kernel].get(block_rows) if rank_cap > 16 else None
+
+
 def block_rows_for(num_rows: int, num_adapters: int) -> int:
     """Rows of a block that suit so many rows over so many adapters: large blocks read an adapter
     once for many rows, blocks of one row waste nothing where adapters are all different."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,7 +38,8 @@ def main() -> None:
     parser.add_argument("benches", nargs="*", metavar="bench", help="all by default")
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rows", type=int, nargs="*", default=list(LORA_CASES))
+    parser.add_argument("--max-rank", type=int, default=256, help="that the graphs serve")
+    parser.add_argument("--rows", type=int, nargs="*", default=list(LORA_CASES), choices=LORA_CASES)
     parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
     parser.add_argument("--append", type=Path, help="a .jsonl file that the lines are added to")
     args = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> None:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    for case in cases(args.benches or BENCHES, shape, args.rank, args.rows):
+    for case in cases(args, shape):
         line = json.dumps({**case, "shape": args.shape})
         print(line if args.json else "  ".join(f"{k} {v}" for k, v in case.items()), flush=True)
         if args.append:
@@ -61,9 +62,10 @@ def main() -> None:
                 file.write(json.dumps({**case, "shape": args.shape, **origin}) + "\n")
 
 
-def cases(benches: Sequence[str], shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
+def cases(args: argparse.Namespace, shape: Shape) -> Iterator[Case]:
+    benches = args.benches or BENCHES
     if "lora_step" in benches:
-        yield from lora_cases(shape, rank, [n for n in LORA_CASES if n in rows])
+        yield from lora_cases(shape, args.rank, args.max_rank, args.rows)
     if "lora_ranks" in benches:
         yield from rank_cases(shape)
     if "attention" in benches:
@@ -78,7 +80,7 @@ def cases(benches: Sequence[str], shape: Shape, rank: int, rows: list[int]) -> I
             yield {"bench": "sampler", "rows": 256, "drawing": drawing, **result(ms, floor)}
 
 
-def lora_cases(shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
+def lora_cases(shape: Shape, rank: int, max_rank: int, rows: list[int]) -> Iterator[Case]:
     step = lora_step.DecodeStep(shape, max(rows))
     most = max(k for num_rows in rows for k in LORA_CASES[num_rows])
     adapters = lora_step.Adapters(shape, [rank] * most, step.device)
@@ -90,7 +92,13 @@ def lora_cases(shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
             block_rows, beside = block_rows_for(num_rows, k), num_rows <= BESIDE_ROWS
             graphs = [
                 lora_step.step_graph(
-                    step, adapters, owners, block_rows=block_rows, alone=alone, beside=beside
+                    step,
+                    adapters,
+                    owners,
+                    block_rows=block_rows,
+                    alone=alone,
+                    beside=beside,
+                    max_rank=max_rank,
                 )
                 for alone in (True, False)
             ]
@@ -102,6 +110,7 @@ def lora_cases(shape: Shape, rank: int, rows: list[int]) -> Iterator[Case]:
                 "rows": num_rows,
                 "k": k,
                 "rank": rank,
+                "max_rank": max_rank,
                 **result(with_adapters - without, lora_step.floor_ms(shape, num_rows, [rank] * k)),
                 "base_gemm_ms": round(products, 3),
                 "base_step_ms": round(without, 3),
