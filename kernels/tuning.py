@@ -81,8 +81,8 @@ def tuning_for(block_rows: int, num_blocks: int = 1024) -> Tuning:
 
 REGISTERS = {
     "shrink": {1: 80, 16: 64},
-    "rotary": {1: 80, 16: 64},
-    "residual": {4: 80, 8: 80, 16: 72},
+    "rotary": {1: 80, 16: 72},
+    "residual": {4: 80, 8: 80, 16: 80},
     "gate": {1: 168, 4: 72, 8: 80, 16: 72},
 }
 
