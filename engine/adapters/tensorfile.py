@@ -22,6 +22,8 @@ MAX_NAME_CHARS = 500
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = (1 << 48) - 1
 """Real tensors stay far below these; products of what is above cost minutes."""
+PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""What files of torch.save begin with: a zip's first entry, or a bare pickle's protocol."""
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -109,8 +111,14 @@ class TensorFile:
             raise TensorFileError("it is empty (0 bytes)")
         if self.num_bytes < 8:
             raise TensorFileError("it is too short to be a safetensors file")
-        length = int.from_bytes(self._pread(0, 8), "little")
+        start = self._pread(0, 8)
+        length = int.from_bytes(start, "little")
         if length > min(MAX_HEADER_BYTES, self.num_bytes - 8):
+            if start.startswith(PICKLES):
+                raise TensorFileError(
+                    "it looks like a pickle, which can run code when it is read. Save the adapter"
+                    " again with PEFT's save_pretrained(..., safe_serialization=True)"
+                )
             raise TensorFileError(f"its header claims {length} bytes, more than there can be")
         try:
             header = json.loads(

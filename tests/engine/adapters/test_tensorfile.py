@@ -41,11 +41,20 @@ def test_it_reads_what_safetensors_writes(tmp_path):
             file.read_range("a", 56, 8)
 
 
+def test_a_header_whose_length_begins_like_a_pickle_is_read(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(raw(json.dumps({"a": entry(0, 4)}).encode().ljust(0x0280), b"1234"))
+    assert path.read_bytes().startswith(b"\x80\x02")
+    with TensorFile(path) as file:
+        assert set(file.tensors) == {"a"}
+
+
 BAD = {
     "zero bytes": (b"", "empty"),
     "seven bytes": (b"1234567", "too short"),
     "a huge header": ((1 << 40).to_bytes(8, "little") + b"{}", "claims"),
-    "a pickle": (b"\x80\x04\x95" + b"x" * 100, "claims"),
+    "a pickle": (b"\x80\x04\x95" + b"x" * 100, "pickle.*safe_serialization"),
+    "what torch.save writes": (b"PK\x03\x04" + b"x" * 100, "pickle.*safe_serialization"),
     "not json": (raw(b"{oops"), "not JSON"),
     "not utf-8": (raw(b'{"\xff": 1}'), "not JSON"),
     "deeply nested": (raw(b"[" * 100_000), "not JSON"),
