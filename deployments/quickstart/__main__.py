@@ -150,12 +150,21 @@ def _prepare(config: AppConfig, console: Console) -> Mapping[str, str]:
 
 @contextmanager
 def _reported(console: Console) -> Iterator[None]:
-    """Errors of ours end the command with their message alone."""
+    """Errors of ours, and of the disk, end the command with their message alone."""
     try:
         yield
     except LoraplexError as error:
-        console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
-        sys.exit(1)
+        message = error.message
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        message = (
+            f"{where}{error.strerror}. The quickstart's data is read from and written to"
+            " .loraplex/; what is removed there is made again."
+        )
+    else:
+        return
+    console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class DataLock:
             self._file.close()
             raise LoraplexError(
                 f"process {pid} serves from {folder} already. End it with Ctrl-C, or with `kill"
-                f" {pid}` where its terminal is gone; a second service needs another --home."
+                f" {pid}` where its terminal is gone. A second service needs a checkout of its own."
             ) from None
         self._file.truncate(0)
         self._file.write(str(os.getpid()))

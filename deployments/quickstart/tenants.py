@@ -54,9 +54,10 @@ class DemoKeys:
     """
 
     def __init__(self, path: Path, registry: Registry) -> None:
+        """Raises LoraplexError where the file holds something else."""
         self._path = path
         self._registry = registry
-        self._keys: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        self._keys = _read_keys(path) if path.exists() else {}
 
     def ensure(self, who: str, make: Callable[[], str]) -> str:
         """The good key of `who`; `make` makes one where there is none."""
@@ -77,6 +78,16 @@ class DemoKeys:
         with os.fdopen(descriptor, "w") as file:
             json.dump(self._keys, file, indent=1)
         partial.rename(self._path)
+
+
+def _read_keys(path: Path) -> dict[str, str]:
+    try:
+        keys = json.loads(path.read_text())
+        if isinstance(keys, dict) and all(isinstance(key, str) for key in keys.values()):
+            return keys
+    except ValueError:
+        pass
+    raise LoraplexError(f"{path} holds no keys. Remove it, and new ones are made.")
 
 
 def prepare_tenants(keys: DemoKeys, tenants: Tenants) -> Mapping[str, str]:

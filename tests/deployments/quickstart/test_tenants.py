@@ -27,6 +27,7 @@ from deployments.registry.records import (
 )
 from deployments.registry.registry import ABSENT, Registry
 from deployments.tenants import Tenants
+from engine.errors import LoraplexError
 from engine.types import AdapterRef
 
 
@@ -58,6 +59,13 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{broken", "[]", '{"acme": 5}', ""])
+def test_a_damaged_file_of_keys_is_an_error_with_the_remedy(home: Home, text: str) -> None:
+    home.keys.write_text(text)
+    with pytest.raises(LoraplexError, match="Remove it"):
+        home.start()
 
 
 def test_every_tenant_and_the_operator_get_a_key(home: Home) -> None:
