@@ -7,8 +7,9 @@ version is stored. What fails before that leaves at most an object that no name 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,14 @@ from engine.adapters.basecopy import BaseWeights
 from engine.adapters.digest import Manifest, ManifestModule, ManifestTensor
 from engine.adapters.peft import PeftConfig, read_config
 from engine.adapters.reading import read_adapter
-from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
+from engine.adapters.store import (
+    CONFIG,
+    MANIFEST,
+    TENSORS,
+    ObjectMissing,
+    ObjectStore,
+    object_prefix,
+)
 from engine.adapters.tensorfile import TensorFile, TensorFileError
 from engine.adapters.validate import Inspection, inspect
 from engine.adapters.weights import Adapter, pack
@@ -118,7 +126,7 @@ class Publisher:
             save_file(candidate.tensors, path)
             ref = self._ref(tenant, name, candidate, path.stat().st_size)
             record = self._current(tenant, name)
-            if record is not None and record.ref == ref and self._stored(ref):
+            if record is not None and record.ref == ref and self._is_whole(ref, candidate, path):
                 return record
             self._put(ref, candidate, path)
         version = VersionRecord(
@@ -240,11 +248,19 @@ class Publisher:
         self._store.put(f"{prefix}/{CONFIG}", candidate.config_bytes)
         self._store.put(f"{prefix}/{MANIFEST}", candidate.manifest.to_bytes())
 
-    def _stored(self, ref: AdapterRef) -> bool:
+    def _is_whole(self, ref: AdapterRef, candidate: Candidate, tensors: Path) -> bool:
+        """Whether the store has all of the version, undamaged: publishing again mends it."""
         prefix = object_prefix(ref.tenant, ref.digest)
-        return all(
-            self._store.size(f"{prefix}/{part}") is not None for part in (TENSORS, CONFIG, MANIFEST)
-        )
+        try:
+            return (
+                self._store.size(f"{prefix}/{CONFIG}") is not None
+                and _sha256(self._store.read(f"{prefix}/{MANIFEST}"))
+                == _sha256([candidate.manifest.to_bytes()])
+                and _sha256(self._store.read(f"{prefix}/{TENSORS}"))
+                == _sha256([tensors.read_bytes()])
+            )
+        except ObjectMissing:
+            return False
 
     def _register(self, version: VersionRecord) -> AdapterRecord:
         tenant, name = version.ref.tenant, version.ref.name
@@ -280,3 +296,10 @@ class Publisher:
                 continue
             return changed
         raise Conflict(f"Adapter '{tenant}/{name}' keeps changing. Try again.")
+
+
+def _sha256(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()

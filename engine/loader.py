@@ -167,14 +167,16 @@ class Loader:
         """Of the objects needed. Raises ObjectMissing."""
         sizes = [self._store.size(f"{prefix}/{part}") for part in (MANIFEST, TENSORS)]
         if None in sizes:
-            raise ObjectMissing(f"The object store has no whole version at {prefix}.")
+            raise ObjectMissing(
+                f"The object store has no whole version at {prefix}. Publish it again."
+            )
         return sum(size for size in sizes if size is not None)
 
     def _open(self, ref: AdapterRef, fetched: Fetched) -> Adapter:
         with fetched.manifest.open("rb") as file:
             data = file.read(MAX_MANIFEST_BYTES)
         if digest(data) != ref.digest:
-            raise AdapterCorrupt("The stored manifest is not the one that was published.")
+            raise AdapterCorrupt("The stored manifest is not the one published. Publish it again.")
         try:
             manifest = Manifest.from_bytes(data)
         except ValueError as error:
@@ -183,7 +185,9 @@ class Loader:
             with TensorFile(fetched.tensors) as tensors:
                 return read_version(tensors, manifest, self._table)
         except TensorFileError as error:
-            raise AdapterCorrupt(f"The stored adapter can't be read: {error}.") from error
+            raise AdapterCorrupt(
+                f"The stored adapter can't be read: {error}. Publish it again."
+            ) from error
 
     @functools.cached_property
     def _table(self) -> ModuleTable:

@@ -74,7 +74,9 @@ def read_version(file: TensorFile, manifest: Manifest, table: ModuleTable) -> Ad
 
     def verify(name: str, sha256: str, _tensor: Tensor) -> None:
         if sha256 != manifest.tensors[name].sha256:
-            raise AdapterCorrupt(f"The stored bytes of {name} are not those that were published.")
+            raise AdapterCorrupt(
+                f"The stored bytes of {name} are not those that were published. Publish it again."
+            )
 
     scales = {name: module.scale for name, module in manifest.modules.items()}
     return read_adapter(file, modules, scales, table, verify)

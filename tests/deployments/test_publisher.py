@@ -125,6 +125,18 @@ def test_a_lost_object_is_stored_again(keeping):
     assert stored(keeping, ref)[TENSORS].exists()
 
 
+@pytest.mark.parametrize("part", [TENSORS, MANIFEST])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-1] + b"\0"])
+def test_a_damaged_object_is_stored_again(keeping, part, damage):
+    tensors = lora_tensors(keeping.spec)
+    ref = keeping.publish(tensors).ref
+    path = stored(keeping, ref)[part]
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    keeping.publish(tensors)
+    assert path.read_bytes() == good
+
+
 def test_tenants_share_neither_names_nor_objects(keeping):
     tensors = lora_tensors(keeping.spec)
     one, two = (keeping.publish(tensors, tenant=t).ref for t in ("acme", "beta"))
