@@ -46,7 +46,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.made-from-*
 	@touch $@
