@@ -26,7 +26,7 @@ from kernels.tile import interpreted
 from kernels.tuning import Tile
 
 LOG2E = 1.4426950408889634
-DECODE = Tile(64, 2, 3)
+DECODE = Tile(32, 1, 3)
 CHUNKS = Tile(64, 4, 3)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -19,15 +22,16 @@ from engine.config import (
     ScheduleConfig,
     StoreConfig,
 )
-from engine.cuda_runner import CudaLaunch, CudaRunner
-from engine.device_uploads import DeviceUpload
+from engine.cuda_runner import CudaRunner
 from engine.engine import build_engine
 from engine.messages import Load, LoadDone, Output
-from engine.plan import StepPlan, StepResult
+from engine.model.spec import BackboneSpec
+from engine.plan import Launch, Runner, StepPlan, StepResult, Upload
 from engine.types import AdapterRef, Request, SamplingParams, Tenant
 
 BASE_REVISION = "dummy"
 DTYPE = torch.bfloat16
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Sizes:
     rank: int
     targets: str
     max_step_tokens: int = 2048
+    max_step_s: float = 0.5
     arena_bytes: int = 64 << 30
     host_bytes: int = 8 << 30
 
@@ -56,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TimedLaunch:
-    launch: CudaLaunch
+    launch: Launch
     steps: list[Step]
 
     @property
@@ -77,7 +82,7 @@ class TimedLaunch:
 class TimedRunner:
     """plan.Runner that notes each step."""
 
-    def __init__(self, runner: CudaRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.num_pages, self.page_bytes = runner.num_pages, runner.page_bytes
         self.steps: list[Step] = []
@@ -85,7 +90,7 @@ class TimedRunner:
     def launch(self, plan: StepPlan) -> TimedLaunch:
         return TimedLaunch(self._runner.launch(plan), self.steps)
 
-    def upload(self, host_offset: int, num_bytes: int, start_page: int) -> DeviceUpload:
+    def upload(self, host_offset: int, num_bytes: int, start_page: int) -> Upload:
         return self._runner.upload(host_offset, num_bytes, start_page)
 
     def close(self) -> None:
@@ -94,13 +99,21 @@ class TimedRunner:
 
 @dataclass
 class Served:
-    """What a run took. ended_s, first_s: of each request, since the run began."""
+    """What a run took, and of each request, since the run began: when it was due, when its first
+    and last tokens came. gaps_s: between two tokens of a request."""
 
     seconds: float = 0.0
+    due_s: dict[str, float] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
-    ended_s: dict[str, float] = field(default_factory=dict)
+    latest_s: dict[str, float] = field(default_factory=dict)
+    num_ended: int = 0
+    gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     steps: list[Step] = field(default_factory=list)
+
+    def step_gaps_s(self) -> list[float]:
+        """Seconds between the tokens of each two steps in a row."""
+        return [b.at_s - a.at_s for a, b in zip(self.steps, self.steps[1:], strict=False)]
 
     def decode_ms(self, rows: int) -> tuple[float, float]:
         """Median (between two steps on the host, on the device) of steps in which `rows` rows
@@ -116,13 +129,24 @@ class Served:
         return 1e3 * median(host for host, _ in full), 1e3 * median(device for _, device in full)
 
 
-class DummyServer:
-    """startup_s: of the runner, the weights being on the GPU already."""
+MakeRunner = Callable[[EngineConfig, memoryview], Runner]
 
-    def __init__(self, sizes: Sizes) -> None:
+
+def on_gpu(spec: BackboneSpec) -> MakeRunner:
+    """What makes a runner with random weights, which are on the GPU when this returns."""
+    weights = dummy_weights(spec, DTYPE)
+    torch.cuda.synchronize()
+    return lambda config, host: CudaRunner(config, host, spec, weights)
+
+
+class DummyServer:
+    """startup_s: what making the runner took, weights excluded."""
+
+    def __init__(
+        self, sizes: Sizes, prepare: Callable[[BackboneSpec], MakeRunner] = on_gpu
+    ) -> None:
         self.spec = dummy_spec(sizes.shape)
-        weights = dummy_weights(self.spec, DTYPE)
-        torch.cuda.synchronize()
+        make = prepare(self.spec)
         self.layout = dummy_layout(self.spec, sizes.rank, sizes.targets)
         self._host = mmap.mmap(-1, sizes.host_bytes)
         self._block = random_block(self.layout.num_elements * DTYPE.itemsize, DTYPE)
@@ -133,45 +157,56 @@ class DummyServer:
             ScheduleConfig(
                 max_seqs=sizes.max_seqs,
                 max_step_tokens=sizes.max_step_tokens,
+                max_step_s=sizes.max_step_s,
                 depth=1,
                 prefix_cache=False,
             ),
             adapters=AdapterConfig(max_rank=sizes.rank, max_loads=8),
         )
         start = time.perf_counter()
-        runner = CudaRunner(config, memoryview(self._host), self.spec, weights)
+        runner = make(config, memoryview(self._host))
         self.startup_s = time.perf_counter() - start
         self.runner = TimedRunner(runner)
         self.engine = build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._loads: list[Future[LoadDone]] = []
         self._num_requests = 0
         self._rng = np.random.default_rng(0)
 
     def ref(self, number: int) -> AdapterRef:
-        digest = f"dummy-{number}"
+        digest = f"dummy-{self.layout.num_elements}-{number}"
         size = self.layout.num_elements
         return AdapterRef("bench", f"adapter-{number}", digest, BASE_REVISION, (), size, 0, "")
 
-    def request(self, adapter: int | None, num_input: int, num_output: int) -> Request:
-        """A random prompt, answered greedily to the last token."""
+    def request(
+        self,
+        adapter: int | None,
+        num_input: int,
+        num_output: int,
+        sampling: SamplingParams = GREEDY,
+    ) -> Request:
+        """A random prompt, answered to the last token."""
         self._num_requests += 1
         prompt = self._rng.integers(0, self.spec.vocab_size, num_input)
         ref = None if adapter is None else self.ref(adapter)
-        greedy = SamplingParams(temperature=0.0)
         name = f"request-{self._num_requests}"
-        return Request(name, Tenant("bench"), ref, tuple(prompt.tolist()), num_output, greedy)
+        return Request(name, Tenant("bench"), ref, tuple(prompt.tolist()), num_output, sampling)
 
     def warm(self, num_adapters: int) -> None:
         """Bring adapters 0 .. num_adapters - 1 to the device."""
         self.serve([self.request(i, 4, 2) for i in range(num_adapters)])
 
-    def serve(self, requests: list[Request]) -> Served:
-        """Submit all at once and answer them."""
-        served = Served()
+    def serve(self, requests: list[Request], due_s: list[float] | None = None) -> Served:
+        """Submit each when it is due, all at once by default, and answer them. Ascending."""
+        due_s = due_s or [0.0] * len(requests)
+        served = Served(due_s={r.id: due for r, due in zip(requests, due_s, strict=True)})
+        waiting = deque(zip(due_s, requests, strict=True))
         self.runner.steps.clear()
         start = time.perf_counter()
-        for request in requests:
-            self.engine.submit(request)
-        while len(served.ended_s) < len(requests):
+        while served.num_ended < len(requests):
+            while waiting and waiting[0][0] <= time.perf_counter() - start:
+                self.engine.submit(waiting.popleft()[1])
+            self._deliver_loads()
             output = self.engine.step()
             if output is not None:
                 self._take(output, served, time.perf_counter() - start)
@@ -180,17 +215,24 @@ class DummyServer:
         return served
 
     def _take(self, output: Output, served: Served, now: float) -> None:
-        for load in output.loads:
-            self.engine.deliver(self._load(load))
+        self._loads += [self._loader.submit(self._load, load) for load in output.loads]
         for part in output.sequences:
             if part.error is not None:
                 raise RuntimeError(part.error.message)
             served.num_tokens += len(part.tokens)
+            served.num_ended += part.finish is not None
+            if part.request_id in served.latest_s:
+                served.gaps_s.append(now - served.latest_s[part.request_id])
             served.first_s.setdefault(part.request_id, now)
-            if part.finish:
-                served.ended_s[part.request_id] = now
+            served.latest_s[part.request_id] = now
+
+    def _deliver_loads(self) -> None:
+        for load in [load for load in self._loads if load.done()]:
+            self._loads.remove(load)
+            self.engine.deliver(load.result())
 
     def _load(self, load: Load) -> LoadDone:
+        """In a thread, which copies without holding the interpreter."""
         room = np.frombuffer(self._host, np.uint8)[load.host_offset :][: load.num_bytes]
         room[:] = self._block
         return LoadDone(load.load_id, load.ref.key, self.layout, None, 0.0, False)

@@ -1,7 +1,8 @@
-"""Throughput and decode latency of the whole engine on a GPU, with dummy weights.
+"""The whole engine on a GPU, with dummy weights.
 
 `python -m engine.bench throughput --dummy-weights --adapters 0,1,8,64 --rank 16 --json`
 `python -m engine.bench latency --dummy-weights --batches 1,32,256 --adapters 0,1,64 --json`
+`python -m engine.bench stall|steady|sampler --dummy-weights --json`
 
 Everything runs in this process: scheduler, accounts, arena, adapter cache, GPU runner at depth 1.
 Cases of one command share a server, so that they are measured on the same captured graphs.
@@ -10,33 +11,47 @@ Cases of one command share a server, so that they are measured on the same captu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from engine.bench.arrivals import sampler, stall, steady
 from engine.bench.dummy import SHAPES, TARGETS
-from engine.bench.dummy_server import DummyServer, Served, Sizes
+from engine.bench.dummy_server import DummyServer, Sizes
 from engine.bench.results import Results
 
-COMMANDS = ("throughput", "latency")
+COMMANDS = ("throughput", "latency", "stall", "steady", "sampler")
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = _options(arguments)
-    server = DummyServer(_sizes(options))
+    options = parse(arguments)
+    server = DummyServer(sizes(options))
     results = Results()
-    if options.command == "throughput":
-        base_ms = 0.0
-        for num_adapters in options.adapters:
-            case, step_ms = throughput(server, options, num_adapters, base_ms)
-            base_ms = base_ms or (0.0 if num_adapters else step_ms)
-            results.add(case)
-        return
-    for batch in options.batches:
-        for num_adapters in options.adapters:
-            if num_adapters <= batch:
-                results.add(latency(server, batch, num_adapters, options.output))
+    for case in cases(server, options):
+        results.add(case)
+
+
+def cases(server: DummyServer, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The command's results, one after another."""
+    match options.command:
+        case "throughput":
+            base_ms = 0.0
+            for num_adapters in options.adapters:
+                case, step_ms = throughput(server, options, num_adapters, base_ms)
+                base_ms = base_ms or (0.0 if num_adapters else step_ms)
+                yield case
+        case "latency":
+            for batch in options.batches:
+                for num_adapters in options.adapters:
+                    if num_adapters <= batch:
+                        yield latency(server, batch, num_adapters, options.output)
+        case "stall":
+            yield stall(server)
+        case "steady":
+            yield from steady(server, options.seconds)
+        case "sampler":
+            yield sampler(server, options.max_seqs)
 
 
 def throughput(
@@ -75,7 +90,7 @@ def latency(server: DummyServer, batch: int, num_adapters: int, num_output: int)
     """Median milliseconds between two decode steps of `batch` rows."""
     server.warm(num_adapters)
     owners = [i % num_adapters if num_adapters else None for i in range(batch)]
-    served: Served = server.serve([server.request(i, 128, num_output) for i in owners])
+    served = server.serve([server.request(i, 128, num_output) for i in owners])
     host_ms, device_ms = served.decode_ms(batch)
     return {
         "bench": "latency",
@@ -99,13 +114,16 @@ def _owners(options: argparse.Namespace, num_adapters: int) -> list[int | None]:
     return [int(i) for i in drawn]
 
 
-def _sizes(options: argparse.Namespace) -> Sizes:
+def sizes(options: argparse.Namespace) -> Sizes:
+    """What the command's server is made for."""
+    longest = 1280 if options.command == "steady" else max(options.input, 128) + options.output
     return Sizes(
         shape=options.shape,
         max_seqs=options.max_seqs,
-        max_len=max(options.input, 128) + options.output + 16,
+        max_len=longest + 16,
         rank=options.rank,
         targets=options.targets,
+        max_step_s=options.max_step_s,
     )
 
 
@@ -113,7 +131,7 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.1-8b")
@@ -126,6 +144,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--max-seqs", type=int, default=256)
+    parser.add_argument("--max-step-s", type=float, default=0.5, help="steps are sized to it")
     parser.add_argument("--zipf", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="steady: of arrivals")
     parser.add_argument("--json", action="store_true", help="the only format; accepted for scripts")
     return parser.parse_args(arguments)
