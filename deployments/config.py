@@ -71,7 +71,7 @@ class AppConfig(Section):
     def max_model_len(self) -> int:
         """Tokens of prompt and output together. Raises ConfigError above what the model knows."""
         wanted = self.replica.max_model_len
-        known = _max_position(self.base.path)
+        known = _of_model(self.base.path, "max_position_embeddings")
         if wanted == "auto":
             return min(_DEFAULT_CONTEXT, known or _DEFAULT_CONTEXT)
         if known is not None and wanted > known:
@@ -95,6 +95,7 @@ class AppConfig(Section):
                 threads=threads,
                 max_model_len=self.max_model_len(),
                 fake_step_s=replica.fake_step_s,
+                vocab_size=_of_model(self.base.path, "vocab_size"),
             ),
             memory=MemoryConfig(
                 arena_bytes=arena_bytes,
@@ -208,10 +209,11 @@ def _first_problems(error: ValidationError) -> str:
     return "; ".join(problems) + "."
 
 
-def _max_position(path: Path) -> int | None:
-    """None where the folder has no readable config.json; whoever loads the model complains."""
+def _of_model(path: Path, name: str) -> int | None:
+    """A number of the model's config.json. None where that can't be read; whoever loads the model
+    complains."""
     try:
-        value = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+        value = json.loads((path / "config.json").read_text()).get(name)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, int) else None

@@ -51,7 +51,7 @@ def expand(
             adapter=ref,
             prompt=prompt,
             max_tokens=most,
-            sampling=_sampling(body, bias, _choice_seed(seed, choice)),
+            sampling=_sampling(body, bias, _choice_seed(seed, choice), limits.vocab_size),
             stop=stop,
             stop_token_ids=stop_ids,
             salt=body.cache_salt or "",
@@ -90,7 +90,7 @@ def _max_tokens(body: GenerationBody, prompt: tuple[int, ...], limits: ModelLimi
 
 
 def _sampling(
-    body: GenerationBody, bias: tuple[tuple[int, float], ...], seed: int
+    body: GenerationBody, bias: tuple[tuple[int, float], ...], seed: int, vocab_size: int
 ) -> SamplingParams:
     def given(value: float | None, default: float) -> float:
         return default if value is None else value
@@ -98,7 +98,7 @@ def _sampling(
     return SamplingParams(
         temperature=given(body.temperature, 1.0),
         top_p=given(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
+        top_k=min(max(0, body.top_k or 0), vocab_size),  # a body's may have hundreds of digits
         min_p=given(body.min_p, 0.0),
         presence_penalty=given(body.presence_penalty, 0.0),
         frequency_penalty=given(body.frequency_penalty, 0.0),

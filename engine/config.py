@@ -20,6 +20,7 @@ class ModelConfig:
     path     Hugging Face folder; unused on the fake device
     threads  CPU threads of the step
     revision  the base revision, which the prefix cache's keys begin with (DESIGN 2)
+    vocab_size  token ids are below it; None: not checked here (the fake device has none)
     device   "fake" sleeps `fake_step_s` a step and answers token ids from a counter: for measuring
              everything around the model
     """
@@ -31,6 +32,7 @@ class ModelConfig:
     max_model_len: int = 2048
     fake_step_s: float = 0.009
     revision: str = ""
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,33 @@ ends as an answer and not as a crash, and whatever is taken in can run to its en
 
 from __future__ import annotations
 
+from engine.config import ModelConfig
 from engine.errors import AdapterRejected, InvalidRequest, RequestError
 from engine.types import Request
 
+MAX_NUMBER = 1 << 30  # whatever a float32 or an int32 is made of it, it stays itself
 
-def refusal(request: Request, max_model_len: int, base_revision: str) -> RequestError | None:
+
+def refusal(request: Request, model: ModelConfig, base_revision: str) -> RequestError | None:
     """The error of a request that this core can't serve whatever its state; else None."""
+    error = _bad_length(request, model.max_model_len) or _bad_number(request, model.vocab_size)
+    if error is not None:
+        return error
+    adapter = request.adapter
+    if adapter is None:
+        return None
+    if adapter.base_revision != base_revision:
+        return AdapterRejected(
+            f"Adapter {adapter.name!r} was published for base revision {adapter.base_revision} and"
+            f" this replica serves {base_revision}. Publish it for this base.",
+            code="wrong_base",
+        )
+    if adapter.num_elements < 1:
+        return AdapterRejected(f"Adapter {adapter.name!r} has no weights. Publish it again.")
+    return None
+
+
+def _bad_length(request: Request, max_model_len: int) -> RequestError | None:
     if not request.prompt:
         return InvalidRequest("The prompt has no tokens. Send at least one.", param="prompt")
     if request.max_tokens < 1:
@@ -25,11 +46,29 @@ def refusal(request: Request, max_model_len: int, base_revision: str) -> Request
             code="context_length_exceeded",
             param="prompt",
         )
-    adapter = request.adapter
-    if adapter is not None and adapter.base_revision != base_revision:
-        return AdapterRejected(
-            f"Adapter {adapter.name!r} was published for base revision {adapter.base_revision} and"
-            f" this replica serves {base_revision}. Publish it for this base.",
-            code="wrong_base",
-        )
+    return None
+
+
+def _bad_number(request: Request, vocab_size: int | None) -> RequestError | None:
+    """What would fail in the middle of a pass, and so for everybody in it."""
+    sampling, weight = request.sampling, request.tenant.weight
+    bias_ids = [token for token, _ in sampling.logit_bias]
+    for param, ids in (("prompt", request.prompt), ("logit_bias", bias_ids)):
+        if vocab_size is not None and ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            message = f"A token id of {param} is not in the vocabulary, 0 to {vocab_size - 1}."
+            return InvalidRequest(message, param=param)
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+        *(amount for _, amount in sampling.logit_bias),
+    )
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):
+        return InvalidRequest("A sampling parameter is too large, or not a number.")
+    if not 1 / MAX_NUMBER <= weight <= MAX_NUMBER:
+        return InvalidRequest(f"Tenant {request.tenant.id!r} has the weight {weight}.")
     return None

@@ -6,6 +6,7 @@ from collections import Counter
 
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
+from engine.config import ModelConfig
 from engine.counters import Counters
 from engine.errors import Conflict, ErrorInfo
 from engine.holdings import Holdings
@@ -40,10 +41,10 @@ class Requests:
         self._num_submitted = 0
         self._outputs: list[SequenceOutput] = []
 
-    def submit(self, request: Request, now: float, max_model_len: int, base_revision: str) -> None:
+    def submit(self, request: Request, now: float, model: ModelConfig, base_revision: str) -> None:
         """Takes a request in, or ends it at once with an error: one that can never be served, or
         whose adapter has just failed to load."""
-        error = self._refusal(request, now, max_model_len, base_revision)
+        error = self._refusal(request, now, model, base_revision)
         if error is not None:
             self._outputs.append(SequenceOutput(request.id, (), FinishReason.ERROR, error))
             return
@@ -129,11 +130,11 @@ class Requests:
         )
 
     def _refusal(
-        self, request: Request, now: float, max_model_len: int, base_revision: str
+        self, request: Request, now: float, model: ModelConfig, base_revision: str
     ) -> ErrorInfo | None:
         if request.id in self._sequences:
             return Conflict(f"A request with id {request.id!r} is in progress.").info()
-        error = refusal(request, max_model_len, base_revision)
+        error = refusal(request, model, base_revision)
         if error is not None:
             return error.info()
         if request.adapter is None:

@@ -82,7 +82,7 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> None:
         """Takes a request in, or ends it at once with an error."""
-        self._requests.submit(request, now, self._config.model.max_model_len, self._base_revision)
+        self._requests.submit(request, now, self._config.model, self._base_revision)
 
     def abort(self, request_id: str, finish: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request, wherever it is. Nothing happens for one that has ended already."""

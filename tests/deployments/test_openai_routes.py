@@ -136,6 +136,12 @@ async def test_sampling_reaches_the_engine(client, world):
     assert request["salt"] == "s"
 
 
+async def test_a_top_k_of_any_length_means_the_whole_vocabulary(client, world):
+    await client.post(CHAT, json=chat(top_k=10**400))
+    (request,) = world.model.requests
+    assert 0 < request["sampling"]["top_k"] < 1 << 20
+
+
 async def test_ignore_eos_and_the_rest_of_the_context(client, world):
     await client.post(TEXT, json=text("hello", ignore_eos=True))
     assert world.model.requests[0]["stop_token_ids"] == ()
