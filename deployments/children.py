@@ -46,7 +46,7 @@ class Children:
     """The core and the loader of one replica.
 
     on_output      called with each of the core's outputs but for its loads, which stay here
-    on_core_death  called once, when the core is gone and nobody asked it to end
+    on_core_death  called once, when a core that was ready is gone and nobody asked it to end
     core, loader   the modules to run; tests put doubles in their place
     """
 
@@ -96,6 +96,12 @@ class Children:
         children = {"core": self._core, "loader": self._loader}
         return {role: child.pid for role, child in children.items() if child is not None}
 
+    @property
+    def _was_ready(self) -> bool:
+        """A core that complained instead has failed to start: that is `start`'s to say."""
+        ready = self._ready
+        return ready.done() and not ready.cancelled() and ready.exception() is None
+
     def submit(self, inputs: Iterable[Input]) -> None:
         """Send to the core. What is sent to a dead core is lost: `on_core_death` follows."""
         if self._core is None:
@@ -132,7 +138,7 @@ class Children:
             self._from_core(message)
         if ended and not self._closing:
             self._core = None
-            if self._ready.done():
+            if self._was_ready:
                 self._on_core_death()
             self._burial = self._loop.create_task(self._bury_core(core))
 

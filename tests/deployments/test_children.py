@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,20 @@ async def test_a_core_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None
     with pytest.raises(StartFailed, match="within 0.5 s"):
         await starting
     assert not any(alive(pid) for pid in pids)
+
+
+async def test_a_core_that_complains_and_ends_has_failed_to_start_and_not_died(
+    tmp_path: Path,
+) -> None:
+    """So its complaint is told, and not overtaken by the end of the replica's process."""
+    config = engine_config(tmp_path)
+    config = replace(config, memory=replace(config.memory, arena_bytes=1 << 16))
+    deaths: list[int] = []
+    children = Children(config, lambda output: None, lambda: deaths.append(1), loader=LOADER)
+    starting = asyncio.create_task(children.start(30))
+    await asyncio.sleep(0)
+    # Complaint and end are there together when the loop looks.
+    os.waitid(os.P_PID, children.pids["core"], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(StartFailed, match="Enlarge arena_bytes"):
+        await starting
+    assert children.pids == {} and not deaths
