@@ -52,9 +52,13 @@ class Sequence:
     positions: tuple[int, ...] = ()
     positions_epoch: int = -1
     max_length: int = field(init=False)
+    adapter_key: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.max_length = len(self.request.prompt) + self.request.max_tokens
+        request = self.request
+        self.max_length = len(request.prompt) + request.max_tokens
+        # Kept, since a step asks for it of every row and a reference makes a string of it.
+        self.adapter_key = None if request.adapter is None else request.adapter.key
 
     @property
     def id(self) -> str:
@@ -63,11 +67,6 @@ class Sequence:
     @property
     def tenant(self) -> str:
         return self.request.tenant.id
-
-    @property
-    def adapter_key(self) -> str | None:
-        adapter = self.request.adapter
-        return None if adapter is None else adapter.key
 
     @property
     def length(self) -> int:

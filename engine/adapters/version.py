@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
 from engine.adapters.layout import AdapterLayout
@@ -41,7 +41,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """tenant            whose request was the first of those that wait, or waited last
+    """key               `ref.key`, kept: a list of all residents asks for it of each
+    tenant            whose request was the first of those that wait, or waited last
     order             counts first wishes: the less, the longer it has been wanted
     num_waiting       queued requests
     num_leases        sequences that use it
@@ -71,10 +72,10 @@ class Version:
     blocked_since_s: float | None = None
     resident_since_s: float = 0.0
     closed_since_s: float | None = None
+    key: str = field(init=False)
 
-    @property
-    def key(self) -> str:
-        return self.ref.key
+    def __post_init__(self) -> None:
+        self.key = self.ref.key
 
     @property
     def tier(self) -> Tier:
