@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from math import floor, isclose
@@ -23,6 +23,7 @@ from engine.types import Tenant
 
 HISTORY = 128
 NEAR_EQUALS = 8
+MAX_IDLE = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -67,11 +68,15 @@ class Accounts:
         arrive, admit, then computed and produced as it is served, finish
 
     A preempted request isn't admitted again: reading its tokens once more costs it nothing.
+
+    Of more than `MAX_IDLE` idle tenants the longest idle is forgotten: should it come back, it is
+    new, and begins where any tenant does that was idle for long.
     """
 
     def __init__(self, config: AccountConfig) -> None:
         self.config = config
         self._accounts: dict[str, Account] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()  # the longest idle first
         self._charges: dict[str, _Charge] = {}
         self._order: list[tuple[float, str]] = []  # tenants with work, ascending
         self._weight = 0.0  # of the tenants with work
@@ -85,6 +90,7 @@ class Accounts:
         if account is None:
             account = self._accounts[tenant.id] = Account(tenant.id, tenant.weight)
         if account.num_requests == 0:
+            self._idle.pop(account.tenant, None)
             account.weight = tenant.weight
             self._lift(account)
             account.key = account.value
@@ -150,6 +156,9 @@ class Accounts:
         self._last_settled = account.settled
         self._unlist(account)
         self._weight = self._weight - account.weight if self._order else 0.0
+        self._idle[account.tenant] = None
+        if len(self._idle) > MAX_IDLE:
+            del self._accounts[self._idle.popitem(last=False)[0]]
 
     # Who is next
 
@@ -169,12 +178,12 @@ class Accounts:
         return Turns(self, [entry for entry in self._order if entry[1] in tenants])
 
     def account(self, tenant: str) -> Account:
-        """Read only. Raises KeyError for a tenant that never arrived."""
+        """Read only. Raises KeyError for a tenant that never arrived, or was forgotten."""
         return self._accounts[tenant]
 
     def share(self, tenant: str, total: int) -> int:
         """The tenant's part of `total` rows or pages: its weight over the weights of all tenants
-        with work, at least 1. Raises KeyError for a tenant that never arrived."""
+        with work, at least 1. Raises KeyError as `account` does."""
         account = self._accounts[tenant]
         weight = self._weight if account.num_requests else self._weight + account.weight
         return max(1, floor(total * account.weight / weight + 1e-9))
@@ -191,6 +200,7 @@ class Accounts:
         assert self._order == sorted(self._order)
         assert [t for _, t in self._order] == [t for _, t in sorted(set(self._order))]
         assert {tenant for _, tenant in self._order} == active
+        assert set(self._idle) == set(self._accounts) - active and len(self._idle) <= MAX_IDLE
         weights = sum(self._accounts[tenant].weight for tenant in active)
         assert isclose(self._weight, weights, rel_tol=1e-6, abs_tol=1e-9)
         outstanding = dict.fromkeys(self._accounts, 0.0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.accounts import HISTORY, NEAR_EQUALS, Accounts
+from engine.accounts import HISTORY, MAX_IDLE, NEAR_EQUALS, Accounts
 from engine.config import AccountConfig
 from engine.types import Tenant
 
@@ -173,6 +173,23 @@ def test_a_tenant_that_still_runs_is_not_lifted() -> None:
 
 
 # Order, turns, share
+
+
+def test_the_longest_idle_of_very_many_tenants_is_forgotten() -> None:
+    books = accounts()
+    serve(books, "first", A, 10, 5)
+    for i in range(MAX_IDLE):
+        name = f"t{i}"
+        books.arrive(name, Tenant(name))
+        books.finish(name, completed=False)
+        if i == 0:
+            serve(books, "again", B, 10, 5)
+    books.check()
+    with pytest.raises(KeyError):
+        books.account(A.id)
+    assert state(books, B) == (40, 0)
+    serve(books, "back", A, 1, 1)
+    assert state(books, A) == (43, 0), "it begins where the last to go idle stood"
 
 
 def test_the_order_follows_settled_plus_outstanding() -> None:
