@@ -95,6 +95,7 @@ def serve(
         options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype)
         with StopRequests() as stops:
             service = Service(options)
+            ready = False
             try:
                 with console.status("starting") as status:
                     ready = service.wait_ready(READY_S, status.update, stops.pause)
@@ -105,7 +106,8 @@ def serve(
                         service.require_running()
             finally:
                 console.print("\nstopping (Ctrl-C again: at once)")
-                if not service.stop(stops.pause):
+                # Before it was ready no request waits for an answer, and Ray may not listen yet.
+                if not service.stop(stops.pause if ready else lambda seconds: True):
                     console.print("[red]some processes could not be ended[/]")
                 lock.close()
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from tests.support.service import BASE, Service
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 SECOND_START_S = 45.0
+EARLY_STOP_S = 15.0
 
 
 def test_what_a_person_is_told(service: Service) -> None:
@@ -50,3 +55,23 @@ def test_stop_leaves_no_process_and_a_second_start_is_quick(
         code = again.stop()
     assert code == 0
     assert again.processes() == {}
+
+
+def test_a_stop_before_it_is_ready_waits_for_nothing(
+    project: Path, service: Service, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    """On the first service's data, which it has left by now; Ray is still starting then."""
+    service.stop()
+    (service.data / "serve.log").unlink()
+    command = [sys.executable, "-m", "deployments.quickstart", "serve"]
+    command += ["--home", str(service.home), "--port", str(free_port())]
+    with (
+        (tmp_path / "output.txt").open("wb") as output,
+        subprocess.Popen(command, cwd=project, stdout=output, stderr=output) as process,
+    ):
+        while not (service.data / "serve.log").exists():
+            assert process.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(EARLY_STOP_S) == 0
+    assert service.processes() == {}
