@@ -1,7 +1,8 @@
 """One client request at a replica: one streaming call, its events, its end. Knows no HTTP, no Ray.
 
 The call is always cancelled in the end, so that pages and leases are free as soon as nobody waits
-for the answer. A replica that is lost before anything was delivered is tried again, on another.
+for the answer. A request whose replica is lost before anything was delivered is tried again, on
+another; one that a core died under is not, since it may be what killed it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from deployments.detokenise import Vocabulary
 from deployments.replica_config import ReplicaConfig
 from deployments.streams import Event, Stream, error_event
 from engine.errors import (
+    CoreLost,
     InvalidRequest,
     LoraplexError,
     ReplicaLost,
@@ -33,7 +34,8 @@ from engine.types import FinishReason, Request
 log = logging.getLogger("loraplex.replica")
 
 CALL_VERSION = 1
-LOST = ReplicaLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
+LEAVING = ReplicaLost("The replica is about to end. Try again.", retry_after_s=1.0)
+LOST = CoreLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
 
 
 class Replica:
@@ -113,7 +115,7 @@ class Replica:
         streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
         open_call = Call(streams, self._pace, loop)
         if self._dead:
-            self._fail(open_call, LOST)
+            self._fail(open_call, LEAVING)
         else:
             self._submit(open_call)
         timer = loop.call_later(call["deadline_s"], self._fail, open_call, _late(call))

@@ -13,7 +13,8 @@ LoraplexError                       500
 ├── UnsupportedModel                500  a base model that this release can't serve
 ├── Unavailable                     503  ours to mend; trying again may help
 │   ├── AdapterUnavailable          503  its object can't be had at present
-│   └── ReplicaLost                 503  the replica died under the request
+│   ├── ReplicaLost                 503  the replica is gone, or about to go
+│   └── CoreLost                    503  its core died while it had the request
 └── RequestTimeout                  504  over the request's deadline
 
 Standard library only: ingress, router, core and loader share it. Errors cross processes as
@@ -120,6 +121,12 @@ class AdapterUnavailable(Unavailable):
 
 class ReplicaLost(Unavailable):
     code = "replica_lost"
+
+
+class CoreLost(Unavailable):
+    """Not to be tried on another replica: the request may be what the core died of."""
+
+    code = "core_lost"
 
 
 class RequestTimeout(LoraplexError):

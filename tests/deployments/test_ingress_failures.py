@@ -69,6 +69,14 @@ async def test_a_replica_lost_each_time_is_an_error(client, world, stream):
     assert len(world.model.calls) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_a_core_died_under_is_not_taken_to_the_next(client, world, stream):
+    world.model.script = lambda call: [[{"i": 0, "error": {**LOST, "code": "core_lost"}}]]
+    error = error_of(await client.post(CHAT, json=chat(stream=stream)), 503)
+    assert error["code"] == "core_lost"
+    assert len(world.model.calls) == 1
+
+
 async def test_a_replica_lost_in_mid_stream_is_an_error_event(client, world):
     world.model.script = lambda call: [[{"i": 0, "text": "a", "tokens": 1}], ReplicaLost("lost")]
     response = await client.post(CHAT, json=chat(stream=True))

@@ -162,7 +162,7 @@ async def test_sigkill_of_the_core_ends_streams_with_an_error_and_the_process(ma
     killed = loop.time()
     os.kill(pids["core"], signal.SIGKILL)
     for events in await asyncio.gather(*readers):
-        assert events[-1]["error"]["code"] == "replica_lost"
+        assert events[-1]["error"]["code"] == "core_lost"
         assert events[-1]["error"]["status"] == 503
     await until(lambda: left == [1])
     assert loop.time() - killed < 1.0
