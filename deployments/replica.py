@@ -106,7 +106,7 @@ class Replica:
         """
         try:
             await self.start()
-            requests = self._requests(call)
+            requests, deadline_s = self._read(call)
         except LoraplexError as error:
             num = len(call.get("requests", ())) or 1
             yield [error_event(i, error.info()) for i in range(num)]
@@ -118,7 +118,7 @@ class Replica:
             self._fail(open_call, LEAVING)
         else:
             self._submit(open_call)
-        timer = loop.call_later(call["deadline_s"], self._fail, open_call, _late(call))
+        timer = loop.call_later(deadline_s, self._fail, open_call, _late(deadline_s))
         self._num_calls += 1
         try:
             while not open_call.done:
@@ -128,12 +128,12 @@ class Replica:
             timer.cancel()
             self._abandon(open_call)
 
-    def _requests(self, call: Mapping[str, Any]) -> list[Request]:
+    def _read(self, call: Mapping[str, Any]) -> tuple[list[Request], float]:
         """Under ids of our own: two clients may send the same x-request-id at once."""
+        requests, deadline_s = read_call(call)
         serial = next(self._serials)
-        return [
-            dataclasses.replace(r, id=f"{serial}-{i}:{r.id}") for i, r in enumerate(read_call(call))
-        ]
+        ours = [dataclasses.replace(r, id=f"{serial}-{i}:{r.id}") for i, r in enumerate(requests)]
+        return ours, deadline_s
 
     def _submit(self, call: Call) -> None:
         for stream in call.streams:
@@ -251,18 +251,19 @@ def serve_rank() -> int:
     return rank
 
 
-def read_call(call: Mapping[str, Any]) -> list[Request]:
-    """Raises InvalidRequest for a call of another release."""
+def read_call(call: Mapping[str, Any]) -> tuple[list[Request], float]:
+    """(requests, seconds from now to the deadline). Raises InvalidRequest for a call of another
+    release, before anything of it is begun."""
     if call.get("v") != CALL_VERSION:
         raise InvalidRequest(f"Call version {call.get('v')} is not {CALL_VERSION}.")
     try:
-        return [Request.from_wire(wire) for wire in call["requests"]]
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+        return [Request.from_wire(wire) for wire in call["requests"]], float(call["deadline_s"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"The call can't be read: {error!r}.") from None
 
 
-def _late(call: Mapping[str, Any]) -> RequestTimeout:
-    return RequestTimeout(f"The request did not finish within {call['deadline_s']:g} s.")
+def _late(deadline_s: float) -> RequestTimeout:
+    return RequestTimeout(f"The request did not finish within {deadline_s:g} s.")
 
 
 def _residency(residency: Residency) -> dict[str, list[str]]:

@@ -243,3 +243,12 @@ async def test_the_autoscaling_policy_reads_what_a_replica_reports(make: Make) -
     load = FleetLoad.read({name: {"replica": value} for name, value in stats.items()})
     assert load.num_reporting == 1 and load.rows_per_replica == stats["rows"] > 0
     assert (load.demand_per_replica, load.queue_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("lost", ["requests", "deadline_s", "v"])
+async def test_a_call_of_another_release_begins_nothing(make: Make, lost: str) -> None:
+    replica = await make()
+    known = call(request())
+    (event,) = await collect(replica, {name: known[name] for name in known if name != lost})
+    assert event["error"]["code"] == "invalid_request"
+    await until_free(replica)
