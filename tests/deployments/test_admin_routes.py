@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.errors import AdapterRejected, Unavailable
-from tests.support.ingress import InProcess, World, bearer, error_of
+from tests.support.ingress import InProcess, bearer, error_of
 
 PUBLISH = {"tenant": "t2", "name": "new", "folder": "a/b"}
 REQUESTS = [
@@ -18,13 +18,6 @@ REQUESTS = [
     ("POST", "/v1/tenants", {"id": "t3"}),
     ("POST", "/v1/tenants/t1/rotate-key", None),
 ]
-
-
-@pytest.fixture
-def world(tmp_path):
-    world = World.build(tmp_path)
-    yield world
-    world.registry.close()
 
 
 @pytest.fixture

@@ -10,14 +10,7 @@ from deployments.ingress import create_app
 from deployments.registry import open_registry
 from deployments.registry.records import key_key
 from engine.errors import AdapterRejected
-from tests.support.ingress import LocalServer, World, publish
-
-
-@pytest.fixture
-def world(tmp_path):
-    world = World.build(tmp_path)
-    yield world
-    world.registry.close()
+from tests.support.ingress import LocalServer, publish
 
 
 @pytest.fixture

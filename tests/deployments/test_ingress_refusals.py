@@ -17,19 +17,6 @@ TEXT = "/v1/completions"
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def world(tmp_path):
-    world = World.build(tmp_path)
-    yield world
-    world.registry.close()
-
-
-@pytest.fixture
-async def client(world):
-    async with InProcess(world) as client:
-        yield client
-
-
 def chat(**fields):
     return {"model": "t1/bot", "messages": HELLO, **fields}
 

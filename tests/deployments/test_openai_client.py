@@ -5,16 +5,9 @@ import pytest
 
 from deployments.ingress import create_app
 from engine.errors import ReplicaLost
-from tests.support.ingress import LocalServer, World
+from tests.support.ingress import LocalServer
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def world(tmp_path):
-    world = World.build(tmp_path)
-    yield world
-    world.registry.close()
 
 
 @pytest.fixture

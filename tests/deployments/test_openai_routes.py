@@ -2,24 +2,11 @@
 
 import pytest
 
-from tests.support.ingress import CONTEXT, InProcess, World, events, last
+from tests.support.ingress import CONTEXT, events, last
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-def world(tmp_path):
-    world = World.build(tmp_path)
-    yield world
-    world.registry.close()
-
-
-@pytest.fixture
-async def client(world):
-    async with InProcess(world) as client:
-        yield client
 
 
 def chat(**fields):
