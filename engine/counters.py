@@ -18,8 +18,6 @@ class Counters:
     output_tokens: int = 0
     num_preemptions: int = 0
     num_moves: int = 0
-    num_evictions: int = 0
-    num_loads: int = 0
     served: dict[str, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 

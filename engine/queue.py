@@ -75,9 +75,6 @@ class WaitingQueue:
         tenants = self._tenants_of.get(key, ())
         return sorted((s for t in tenants for s in self._fifos[t][key].values()), key=_age)
 
-    def num_waiting_for(self, key: Key) -> int:
-        return self._num_of.get(key, 0)
-
     @property
     def num_warming(self) -> int:
         """Requests whose adapter isn't open."""

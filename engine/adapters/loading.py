@@ -36,10 +36,6 @@ class Loading:
         self._clock = 0.0
         self._next_id = 0
 
-    @property
-    def num_loading(self) -> int:
-        return len(self._loading)
-
     def want(self, version: Version) -> None:
         """Load it when its turn comes."""
         version.state = State.WANTED
