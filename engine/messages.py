@@ -101,9 +101,10 @@ class Residency:
 class CoreStats:
     """Plain counters of the core, handed over about once a second. Totals since its start.
 
-    num_waiting  requests without a row; num_warming of them wait for their adapter
-    queue_s      how long those that wait have waited, on average
-    held_pages   pages of running sequences; of the others some hold cached prefixes or adapters
+    num_waiting     requests without a row; num_warming of them wait for their adapter
+    queue_s         how long those that wait have waited, on average
+    held_pages      pages of running sequences; of the others some hold cached prefixes or adapters
+    rounding_bytes  of adapters' pages, what holds nothing since runs are whole pages
     """
 
     num_steps: int
@@ -124,6 +125,7 @@ class CoreStats:
     step_p99_s: float
     served: tuple[tuple[str, float], ...] = ()
     held_pages: int = 0
+    rounding_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ class Scheduler:
             step_p99_s=counters.step_quantile(0.99),
             served=tuple(counters.served.items()),
             held_pages=self._running.num_pages,
+            rounding_bytes=self.arena.rounding_bytes,
         )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config import EngineConfig, ScheduleConfig
-from engine.engine import build_engine
+from engine.engine import ITEM_BYTES, build_engine
 from engine.errors import InvalidRequest
 from engine.fake_runner import FIRST_TOKEN, FakeRunner, counter_token
 from engine.types import FinishReason
@@ -238,6 +238,14 @@ def test_a_stopped_engine_wakes_for_messages_only() -> None:
     assert world.engine.step() is None and not world.engine.idle, "an upload is to be polled"
     world.run()
     assert world.step() is None and world.engine.idle
+
+
+def test_what_whole_pages_waste_is_reported() -> None:
+    world = World(config())
+    whole = adapter("a")
+    world.submit("r", ref=replace(whole, num_elements=whole.num_elements - 10))
+    world.run()
+    assert world.engine.scheduler.stats(0.0).rounding_bytes == 10 * ITEM_BYTES["float32"]
 
 
 def test_counters_come_once_a_second_and_residency_when_it_changes() -> None:
