@@ -28,8 +28,8 @@ from engine.errors import (
     RequestTimeout,
     Unavailable,
 )
-from engine.messages import Abort, CoreStats, Input, Output, Residency, Submit
-from engine.types import FinishReason, Request
+from engine.messages import Abort, CoreStats, Drop, Input, Output, Residency, Submit
+from engine.types import FinishReason, Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
 
@@ -153,6 +153,12 @@ class Replica:
             if not stream.done:
                 call.put(stream.fail(error.info()))
         self._abandon(call)
+
+    # Orders: plain values, since they may come from another release -------------------------------
+    async def drop(self, ref: Mapping[str, Any], now: bool = False) -> None:
+        """A version (as `adapter_to_wire` writes it) is retired: see `messages.Drop`."""
+        await self.start()
+        self._children.submit([Drop(adapter_from_wire(ref), now)])
 
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:

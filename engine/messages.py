@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.adapters.layout import AdapterLayout
 from engine.errors import ErrorInfo
-from engine.types import AdapterRef, FinishReason, Request
+from engine.types import AdapterRef, FinishReason, Request, Tenant
 
 
 # To the core ------------------------------------------------------------------------------------
@@ -31,9 +31,41 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A request for this version is likely: bring it closer, if there is room."""
+    """A request for this version is likely: bring it closer, if there is room.
+
+    to_device   not just into host memory
+    is_ordered  an operator's warm-up: what is idle makes way for it. Else it takes free room alone
+    tenant      whose it is, with its quotas; None where the sender doesn't know them
+    """
 
     ref: AdapterRef
+    to_device: bool = True
+    is_ordered: bool = False
+    tenant: Tenant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep this version where it is once it is there: on the device, or else in host memory."""
+
+    ref: AdapterRef
+    on_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SetPins:
+    """All pins of this replica from now on: those that are missing here are pinned no longer."""
+
+    pins: tuple[Pin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """This version is retired: its copies in every tier of this replica go when the last request
+    that waits for it or runs on it has ended. With `now` those end at once, with an error."""
+
+    ref: AdapterRef
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +87,7 @@ class LoadDone:
     permanent: bool = False
 
 
-Input = Submit | Abort | Prefetch | LoadDone
+Input = Submit | Abort | Prefetch | SetPins | Drop | LoadDone
 
 
 # From the core ----------------------------------------------------------------------------------
@@ -70,6 +102,13 @@ class Load:
     ref: AdapterRef
     host_offset: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """To the loader: delete a retired version's copy on the local disk. It isn't answered."""
+
+    ref: AdapterRef
 
 
 class SequenceOutput(NamedTuple):
