@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deployments.registry.records import AdapterRecord, TenantRecord, VersionRecord
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
+from deployments.registry.version_record import VersionRecord
 from deployments.tenants import TenantView
 
 TIERS = ("device", "host", "loading")

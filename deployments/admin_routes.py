@@ -16,13 +16,8 @@ from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import read_json
 from deployments.generation import Model
-from deployments.registry.records import (
-    ADAPTERS,
-    AdapterRecord,
-    TenantRecord,
-    adapter_key,
-    check_name,
-)
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import Registry
 from deployments.tenants import Tenants
 from engine.errors import InvalidRequest, NotFound, Unavailable

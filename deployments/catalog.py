@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from deployments.auth import Caller, wrong_key
-from deployments.directory import Directory, pick_version, split_model
-from deployments.registry.records import AdapterRecord, Role, adapter_key, key_key, tenant_key
+from deployments.directory import Directory, split_model
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.alias import position
+from deployments.registry.records import Role, adapter_key, key_key, tenant_key
 from deployments.registry.registry import Event, Gone, Registry
 from engine.errors import LoraplexError, NotFound, PermissionDenied
 from engine.types import AdapterRef
@@ -33,9 +36,12 @@ class Catalog:
         clock: Callable[[], float],
         poll_s: float = 0.25,
         negative_ttl_s: float = 1.0,
+        draw: Callable[[], float] = random.random,
     ) -> None:
+        """draw: uniform in [0, 1), for requests without a session."""
         self._registry = registry
         self._clock = clock
+        self._draw = draw
         self._poll_s = poll_s
         self._negative_ttl_s = negative_ttl_s
         self._directory = Directory()
@@ -89,8 +95,10 @@ class Catalog:
             raise PermissionDenied(f"Tenant {tenant.id} is suspended.", code="tenant_suspended")
         return Caller(tenant.tenant(), record.hint)
 
-    async def resolve(self, model: str, tenant: str) -> AdapterRef:
-        """The version that `model` means for `tenant`.
+    async def resolve(self, model: str, tenant: str, session: str = "") -> AdapterRef:
+        """The version that `model` means for `tenant`, by its session (or user) where an alias
+        splits between two: the same one each time, and none moves back as a canary widens. "": a
+        request of no session, on its own.
 
         Raises NotFound, in the same words whether it doesn't exist, was retired, can't be a name or
         is another tenant's.
@@ -98,13 +106,24 @@ class Catalog:
         parts = split_model(model, tenant)
         if parts is None:
             raise unknown_model(model)
-        name, version = parts
-        ref = pick_version(self._directory.adapter(tenant, name), version)
+        name, selector = parts
+
+        def at() -> float:
+            return position(tenant, name, selector, session) if session else self._draw()
+
+        def pick() -> AdapterRef | None:
+            record = self._directory.adapter(tenant, name)
+            return None if record is None else record.resolve(selector, at)
+
+        ref = pick()
         if ref is None and await self._look_up(adapter_key(tenant, name)):
-            ref = pick_version(self._directory.adapter(tenant, name), version)
+            ref = pick()
         if ref is None:
             raise unknown_model(model)
         return ref
+
+    def adapter(self, tenant: str, name: str) -> AdapterRecord | None:
+        return self._directory.adapter(tenant, name)
 
     def adapters(self, tenant: str | None = None) -> Iterator[AdapterRecord]:
         return self._directory.adapters(tenant)

@@ -17,7 +17,7 @@ from deployments.config import AppConfig
 from deployments.import_folder import ImportFolder
 from deployments.publisher import Publisher, PublishPolicy, ServedBase
 from deployments.registry import open_registry
-from deployments.registry.records import AdapterRecord
+from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.registry import Registry
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store

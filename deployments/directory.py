@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deployments.registry.records import (
-    ADAPTERS,
-    KEYS,
-    TENANTS,
-    AdapterRecord,
-    KeyRecord,
-    TenantRecord,
-)
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.alias import is_selector
+from deployments.registry.records import ADAPTERS, KEYS, TENANTS, KeyRecord, TenantRecord
 from deployments.registry.registry import Event
-from engine.types import NAME, AdapterRef
-
-_VERSION = re.compile(r"[0-9a-f]{8,64}")
+from engine.types import NAME
 
 
 class Directory:
@@ -67,26 +59,15 @@ class Directory:
 
 
 def split_model(model: str, tenant: str) -> tuple[str, str | None] | None:
-    """(name, version) of `[tenant/]name[@version]`; None where it can't be one of `tenant`'s."""
+    """(name, selector) of `[tenant/]name[@alias or @version]`; None where it can't be one of
+    `tenant`'s."""
     owner, slash, rest = model.rpartition("/")
-    name, at, version = rest.partition("@")
-    if (slash and owner != tenant) or re.fullmatch(NAME, name) is None:
+    name, at, selector = rest.partition("@")
+    if (slash and owner != tenant) or NAME.fullmatch(name) is None:
         return None
-    if at and _VERSION.fullmatch(version) is None:
+    if at and not is_selector(selector):
         return None
-    return name, version if at else None
-
-
-def pick_version(record: AdapterRecord | None, version: str | None) -> AdapterRef | None:
-    """The current version, or the one whose digest begins with `version`; never a retired one."""
-    if record is None:
-        return None
-    if version is None:
-        return record.ref
-    found = [
-        v.ref for v in record.versions if v.retired_s is None and v.ref.digest.startswith(version)
-    ]
-    return found[0] if len(found) == 1 else None
+    return name, selector if at else None
 
 
 def _record(key: str, value: Mapping[str, Any]) -> TenantRecord | KeyRecord | AdapterRecord | None:

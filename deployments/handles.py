@@ -21,7 +21,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.answers import Event, error_of
-from deployments.registry.records import AdapterRecord
+from deployments.registry.adapter_record import AdapterRecord
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
 
 logger = logging.getLogger(__name__)

@@ -101,6 +101,13 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def session(self) -> str:
+        """Whose request it is, as the client says it: what keeps it on one side of a canary."""
+        return self.safety_identifier or self.user or self.prompt_cache_key or ""
 
     @property
     def num_choices(self) -> int:

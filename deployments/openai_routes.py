@@ -19,6 +19,10 @@ from deployments.serving import Job, Serving
 from engine.errors import LoraplexError
 
 logger = logging.getLogger(__name__)
+SESSION = "x-session-id"
+"""A request's header: those of one session stay on one side of a canary."""
+VERSION = "x-loraplex-adapter-version"
+"""An answer's header: the digest of the version that answers."""
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -60,15 +64,19 @@ async def _answer(
     request_id = request.state.request_id
 
     def begin() -> AbstractAsyncContextManager[Job]:
-        return serving.job(request_id, caller, body)
+        return serving.job(request_id, caller, body, request.headers.get(SESSION, ""))
 
     async def whole() -> Response:
         async with begin() as job:
-            return JSONResponse(await job.whole())
+            return JSONResponse(await job.whole(), headers=_version_header(job))
 
     if not body.stream:
         return await until_gone(request.receive, whole())
     return EventStream(request_id, begin)
+
+
+def _version_header(job: Job) -> dict[str, str]:
+    return {} if job.ref is None else {VERSION: job.ref.digest}
 
 
 class EventStream(Response):
@@ -89,6 +97,7 @@ class EventStream(Response):
     async def _respond(self, send: Send) -> None:
         async with self._begin() as job, aclosing(self._chunks(job)) as chunks:
             first = await anext(chunks)
+            self.headers.update(_version_header(job))
             await send(
                 {
                     "type": "http.response.start",

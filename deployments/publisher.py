@@ -18,14 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from deployments.import_folder import ImportFolder
-from deployments.registry.records import (
-    AdapterRecord,
-    VersionRecord,
-    adapter_key,
-    check_name,
-    tenant_key,
-)
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import adapter_key, check_name, tenant_key
 from deployments.registry.registry import ABSENT, Registry
+from deployments.registry.version_record import VersionRecord
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.digest import Manifest, ManifestModule, ManifestTensor
 from engine.adapters.peft import PeftConfig, read_config
@@ -150,7 +146,7 @@ class Publisher:
         def retired(record: AdapterRecord | None) -> AdapterRecord:
             if record is None:
                 raise NotFound(f"Adapter '{tenant}/{name}' does not exist.", param="adapter")
-            return record if record.current is None else record.retired(self._clock(), by)
+            return record if record.status == "retired" else record.retired(self._clock(), by)
 
         return self._update(tenant, name, retired)
 
@@ -266,12 +262,13 @@ class Publisher:
         tenant, name = version.ref.tenant, version.ref.name
 
         def updated(record: AdapterRecord | None) -> AdapterRecord:
-            record = record or AdapterRecord(tenant, name, None, ())
+            record = record or AdapterRecord(tenant, name)
             known = record.version(version.ref.digest)
             if known is None or known.ref != version.ref:
-                return record.with_version(version)
+                return record.with_version(version).promoted(version.ref.digest)
             # The same version again: it keeps its history.
-            return record.with_version(dataclasses.replace(known, retired_s=None, retired_by=None))
+            back = dataclasses.replace(known, retired_s=None, retired_by=None)
+            return record.with_version(back).promoted(back.ref.digest)
 
         return self._update(tenant, name, updated)
 

@@ -14,7 +14,7 @@ from deployments.chat_template import ChatTemplate
 from deployments.expansion import ModelLimits, expand
 from deployments.generation import Generation, Model
 from deployments.openai_protocol import ChatBody, CompletionBody
-from deployments.registry.records import AdapterRecord
+from deployments.registry.adapter_record import AdapterRecord
 from deployments.tokenising import Tokeniser
 from engine.errors import InvalidRequest, Unavailable
 from engine.types import AdapterRef, Tenant
@@ -46,6 +46,7 @@ class Job:
 
     def __init__(self, generation: Generation, answer: Answer, ticket: Ticket) -> None:
         self.answer = answer
+        self.ref = generation.ref
         self._generation = generation
         self._ticket = ticket
 
@@ -114,14 +115,15 @@ class Serving:
 
     @asynccontextmanager
     async def job(
-        self, request_id: str, caller: Caller, body: ChatBody | CompletionBody
+        self, request_id: str, caller: Caller, body: ChatBody | CompletionBody, session: str = ""
     ) -> AsyncIterator[Job]:
-        """A client request, let in until the context ends.
+        """A client request, let in until the context ends. session: what the client calls its own,
+        "" for what the body says.
 
         Admission comes before template and tokens, whose cost falls on every tenant. Raises
         NotFound, InvalidRequest, PermissionDenied, TooManyRequests, Unavailable.
         """
-        ref, tenant = await self._resolve(body.model, caller)
+        ref, tenant = await self._resolve(body.model, caller, session or body.session)
         num = self._num_sequences(body)
         with self.place(), self.admission.admit(tenant, num) as ticket:
             requests = expand(
@@ -146,8 +148,8 @@ class Serving:
     def models(self, caller: Caller) -> list[dict[str, Any]]:
         """The base, then the caller's adapters (an admin's: all)."""
         tenant = None if caller.tenant is None else caller.tenant.id
-        records = (r for r in self.catalog.adapters(tenant) if r.ref is not None)
-        return [self._base_model(), *(self._adapter_model(r) for r in records)]
+        found = ((r, r.ref) for r in self.catalog.adapters(tenant))
+        return [self._base_model(), *(self._adapter_model(r, v) for r, v in found if v is not None)]
 
     async def model(self, name: str, caller: Caller) -> dict[str, Any]:
         """Raises NotFound, in the words for every unknown model."""
@@ -155,10 +157,10 @@ class Serving:
             return self._base_model()
         tenant = caller.as_tenant()
         ref = await self.catalog.resolve(name, tenant.id)
-        for record in self.catalog.adapters(tenant.id):
-            if record.name == ref.name:
-                return {**self._adapter_model(record), "id": name}
-        raise unknown_model(name)
+        record = self.catalog.adapter(tenant.id, ref.name)
+        if record is None:
+            raise unknown_model(name)
+        return {**self._adapter_model(record, ref), "id": name}
 
     async def ready(self, timeout_s: float) -> int:
         """How many replicas can answer. Raises Unavailable when none can."""
@@ -167,12 +169,14 @@ class Serving:
             raise Unavailable("No replica can answer yet.", code="not_ready", retry_after_s=1.0)
         return num
 
-    async def _resolve(self, model: str, caller: Caller) -> tuple[AdapterRef | None, Tenant]:
+    async def _resolve(
+        self, model: str, caller: Caller, session: str
+    ) -> tuple[AdapterRef | None, Tenant]:
         """The base's name is matched first, whole: hub names contain slashes."""
         tenant = caller.as_tenant()
         if model == self.base.name:
             return None, tenant
-        ref = await self.catalog.resolve(model, tenant.id)
+        ref = await self.catalog.resolve(model, tenant.id, session)
         if ref.base_revision != self.base.revision:
             raise Unavailable(
                 f"The model '{model[:200]}' was published for another revision of the base than"
@@ -241,13 +245,13 @@ class Serving:
             "root": self.base.name,
         }
 
-    def _adapter_model(self, record: AdapterRecord) -> dict[str, Any]:
-        published = record.versions[-1].published_s
+    def _adapter_model(self, record: AdapterRecord, ref: AdapterRef) -> dict[str, Any]:
+        version = record.version(ref.digest)
         return {
-            "id": f"{record.tenant}/{record.name}",
+            "id": record.model,
             "object": "model",
-            "created": int(published),
+            "created": 0 if version is None else int(version.published_s),
             "owned_by": record.tenant,
             "parent": self.base.name,
-            "root": f"{record.tenant}/{record.name}@{(record.current or '')[:12]}",
+            "root": f"{record.model}@{ref.digest[:12]}",
         }

@@ -17,7 +17,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from deployments.config import AppConfig, load
 from deployments.registry import open_registry
-from deployments.registry.records import ADAPTERS, AdapterRecord, TenantRecord
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import ADAPTERS, TenantRecord
 from deployments.tenants import Tenants
 from engine.types import AdapterRef, adapter_from_wire, adapter_to_wire
 

@@ -1,4 +1,4 @@
-"""What the registry keeps: a tenant, a key, an adapter and its versions.
+"""What the registry keeps of a tenant and of a key; adapters are in `adapter_record`.
 
 Each record knows its key and turns itself into a JSON object and back. Times are Unix seconds.
 """
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.types import NAME, AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
+from engine.types import NAME, Tenant
 
 RECORD_VERSION = 1
 TENANTS = "tenant/"
@@ -21,6 +21,8 @@ KEYS = "key/"
 ADAPTERS = "adapter/"
 SUSPENDED = "suspended"
 """A tenant's flag: its keys are known but serve nothing."""
+SELF_PUBLISH = "self_publish"
+"""A tenant's flag: its keys publish, promote, roll back and retire its own adapters."""
 
 
 class Role(StrEnum):
@@ -30,7 +32,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
-    """Who is served. Limits as in `engine.types.Tenant`."""
+    """Who is served, and what it may publish. Limits as in `engine.types.Tenant`; None: no limit.
+
+    max_adapters       names that stand for something
+    max_adapter_bytes  stored bytes of all versions that aren't retired, each counted once
+    max_rank, allowed_ranks  of every module of a version; no allowed ranks: any
+    """
 
     id: str
     weight: float = 1.0
@@ -38,6 +45,10 @@ class TenantRecord:
     max_queued: int = 128
     flags: tuple[str, ...] = ()
     created_s: float = 0.0
+    max_adapters: int | None = None
+    max_adapter_bytes: int | None = None
+    max_rank: int | None = None
+    allowed_ranks: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -47,16 +58,26 @@ class TenantRecord:
     def suspended(self) -> bool:
         return SUSPENDED in self.flags
 
+    @property
+    def self_publish(self) -> bool:
+        return SELF_PUBLISH in self.flags
+
+    def with_flag(self, flag: str, on: bool) -> TenantRecord:
+        others = tuple(f for f in self.flags if f != flag)
+        return replace(self, flags=(*others, flag) if on else others)
+
     def tenant(self) -> Tenant:
         return Tenant(self.id, self.weight, self.max_concurrent, self.max_queued)
 
     def to_value(self) -> dict[str, Any]:
-        return {"v": RECORD_VERSION, **asdict(self), "flags": list(self.flags)}
+        lists = {"flags": list(self.flags), "allowed_ranks": list(self.allowed_ranks)}
+        return {"v": RECORD_VERSION, **asdict(self), **lists}
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> TenantRecord:
-        known = _known(cls, value)
-        return cls(**{**known, "flags": tuple(known.get("flags", ()))})
+        known = known_fields(cls, value, RECORD_VERSION)
+        tuples = {name: tuple(known.get(name, ())) for name in ("flags", "allowed_ranks")}
+        return cls(**{**known, **tuples})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,113 +105,8 @@ class KeyRecord:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> KeyRecord:
-        known = _known(cls, value)
+        known = known_fields(cls, value, RECORD_VERSION)
         return cls(**{**known, "role": Role(known["role"])})
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRecord:
-    """One immutable version of an adapter.
-
-    base         the base that its config names
-    asserted_by  who vouched for another base than the accepted ones; None where it was accepted
-    modules      module names, layer numbers replaced by `*`, sorted
-    num_modules  how many modules it changes
-    warnings     what a person should know of it
-    retired_s    None while requests may name it; after that this is a tombstone
-    """
-
-    ref: AdapterRef
-    published_s: float
-    by: str
-    base: str
-    asserted_by: str | None
-    modules: tuple[str, ...]
-    num_modules: int
-    warnings: tuple[str, ...] = ()
-    retired_s: float | None = None
-    retired_by: str | None = None
-
-    def to_value(self) -> dict[str, Any]:
-        return {
-            "ref": {**adapter_to_wire(self.ref), "ranks": list(self.ref.ranks)},
-            "published_s": self.published_s,
-            "by": self.by,
-            "base": self.base,
-            "asserted_by": self.asserted_by,
-            "modules": list(self.modules),
-            "num_modules": self.num_modules,
-            "warnings": list(self.warnings),
-            "retired_s": self.retired_s,
-            "retired_by": self.retired_by,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> VersionRecord:
-        return cls(
-            **{
-                **{name: value[name] for name in cls.__dataclass_fields__ if name in value},
-                "ref": adapter_from_wire(value["ref"]),
-                "modules": tuple(value["modules"]),
-                "warnings": tuple(value["warnings"]),
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRecord:
-    """A tenant's adapter by name. `current` is the digest that the name stands for, None once it
-    is retired. Versions are in the order of their publishing; retired ones stay as tombstones."""
-
-    tenant: str
-    name: str
-    current: str | None
-    versions: tuple[VersionRecord, ...]
-
-    @property
-    def key(self) -> str:
-        return adapter_key(self.tenant, self.name)
-
-    @property
-    def status(self) -> str:
-        return "retired" if self.current is None else "published"
-
-    @property
-    def ref(self) -> AdapterRef | None:
-        """What the name resolves to now."""
-        version = None if self.current is None else self.version(self.current)
-        return None if version is None else version.ref
-
-    def version(self, digest: str) -> VersionRecord | None:
-        return next((v for v in self.versions if v.ref.digest == digest), None)
-
-    def with_version(self, version: VersionRecord) -> AdapterRecord:
-        """`version` becomes the current one, in place of an earlier record of the same digest."""
-        others = tuple(v for v in self.versions if v.ref.digest != version.ref.digest)
-        return replace(self, current=version.ref.digest, versions=(*others, version))
-
-    def retired(self, at_s: float, by: str) -> AdapterRecord:
-        """The name stands for nothing and every version is a tombstone."""
-        versions = tuple(
-            v if v.retired_s is not None else replace(v, retired_s=at_s, retired_by=by)
-            for v in self.versions
-        )
-        return replace(self, current=None, versions=versions)
-
-    def to_value(self) -> dict[str, Any]:
-        return {
-            "v": RECORD_VERSION,
-            "tenant": self.tenant,
-            "name": self.name,
-            "current": self.current,
-            "versions": [version.to_value() for version in self.versions],
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> AdapterRecord:
-        known = _known(cls, value)
-        versions = tuple(VersionRecord.from_value(v) for v in known["versions"])
-        return cls(**{**known, "versions": versions})
 
 
 def tenant_key(tenant: str) -> str:
@@ -221,8 +137,8 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def _known(cls: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that this release knows. Raises ValueError for another major version."""
-    if value.get("v") != RECORD_VERSION:
-        raise ValueError(f"record version {value.get('v')} is not {RECORD_VERSION}")
+def known_fields(cls: Any, value: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """The fields that this release knows. Raises ValueError for another version of the record."""
+    if value.get("v") != version:
+        raise ValueError(f"record version {value.get('v')} is not {version}")
     return {name: value[name] for name in cls.__dataclass_fields__ if name in value}

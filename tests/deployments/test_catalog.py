@@ -254,7 +254,7 @@ async def test_a_record_that_cannot_be_read_holds_up_no_other(catalog, registry,
 def test_the_directory_keeps_the_newest_of_each_key(registry):
     directory = Directory()
     record = publish(registry, "t1", "bot")
-    newer = replace(record, current=None)
+    newer = record.retired(9.0, "me")
     directory.apply(Event(record.key, newer.to_value(), 5))
     directory.apply(Event(record.key, record.to_value(), 4))
     assert directory.adapter("t1", "bot").status == "retired"

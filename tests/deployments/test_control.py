@@ -10,7 +10,8 @@ import pytest
 from deployments.config import load
 from deployments.control import Control, max_adapter_bytes
 from deployments.registry import open_registry
-from deployments.registry.records import AdapterRecord, TenantRecord
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import (
@@ -73,7 +74,7 @@ async def test_an_adapter_s_life(control, folder):
     assert answer["status"] == "published" and record.ref.name == "bot"
     assert record.versions[0].published_s == 50.0
     gone = await control.retire(tenant="acme", name="bot", by="admin")
-    assert gone["status"] == "retired" and gone["current"] is None
+    assert gone["status"] == "retired" and gone["aliases"] == {}
 
 
 async def test_the_config_s_names_of_the_base_are_accepted(control, folder):

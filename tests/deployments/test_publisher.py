@@ -15,9 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from deployments.import_folder import ImportFolder
-from deployments.registry.records import AdapterRecord, adapter_key
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import adapter_key
 from engine.adapters.digest import Manifest
-from engine.adapters.store import CONFIG, MANIFEST, TENSORS, FolderStore, object_prefix
+from engine.adapters.folder_store import FolderStore
+from engine.adapters.store import CONFIG, MANIFEST, TENSORS, object_prefix
 from engine.errors import (
     AdapterRejected,
     AdapterUnavailable,

@@ -18,8 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from deployments.config import AppConfig, load
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
-from deployments.registry.records import AdapterRecord, TenantRecord, VersionRecord
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
+from deployments.registry.version_record import VersionRecord
 from deployments.tenants import Tenants
 from engine.errors import LoraplexError, NotFound
 from engine.types import AdapterRef
@@ -179,10 +181,8 @@ def publish(
     ref = AdapterRef(tenant, name, digest, REVISION, (8,), 1024, 4096, uri)
     version = VersionRecord(ref, 7.0, by, "tiny", None, ("model.layers.*.q_proj",), 2)
     entry = registry.get(f"adapter/{tenant}/{name}")
-    if entry is None:
-        record = AdapterRecord(tenant, name, digest, (version,))
-    else:
-        record = AdapterRecord.from_value(entry.value).with_version(version)
+    before = AdapterRecord(tenant, name) if entry is None else AdapterRecord.from_value(entry.value)
+    record = before.with_version(version).promoted(digest)
     registry.put(record.key, record.to_value(), None)
     return record
 

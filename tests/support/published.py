@@ -10,11 +10,12 @@ import torch
 
 from deployments.import_folder import ImportFolder
 from deployments.publisher import Publisher, PublishPolicy, ServedBase
-from deployments.registry.records import AdapterRecord, TenantRecord
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT
 from deployments.registry.sqlite import SqliteRegistry
 from engine.adapters.basecopy import BaseWeights
-from engine.adapters.store import FolderStore
+from engine.adapters.folder_store import FolderStore
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import BASE_NAME, write_adapter, write_base
 

@@ -18,14 +18,10 @@ from deployments.quickstart.tenants import (
     prepare_tenants,
 )
 from deployments.registry import open_registry
-from deployments.registry.records import (
-    AdapterRecord,
-    KeyRecord,
-    VersionRecord,
-    adapter_key,
-    key_key,
-)
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import KeyRecord, adapter_key, key_key
 from deployments.registry.registry import ABSENT, Registry
+from deployments.registry.version_record import VersionRecord
 from deployments.tenants import Tenants
 from engine.errors import LoraplexError
 from engine.types import AdapterRef
@@ -52,7 +48,7 @@ class Home:
     def publish(self, tenant: str, name: str, base_revision: str) -> None:
         ref = AdapterRef(tenant, name, "0" * 64, base_revision, (8,), 1, 1, "file:///nowhere")
         version = VersionRecord(ref, 1.0, "test", "base", None, (), 1)
-        record = AdapterRecord(tenant, name, None, ()).with_version(version)
+        record = AdapterRecord(tenant, name).with_version(version).promoted(version.ref.digest)
         self.registry.put(adapter_key(tenant, name), record.to_value(), ABSENT)
 
 

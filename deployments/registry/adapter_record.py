@@ -1,0 +1,318 @@
+"""What the registry keeps of an adapter: its versions, and what its names stand for. Pure.
+
+A record never grows without bound: of versions that no alias names the newest are kept, of
+tombstones likewise, and of what went before those only digests wait for the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from deployments.registry.alias import (
+    CANARY,
+    MAX_HISTORY,
+    PRODUCTION,
+    Alias,
+    check_alias,
+    is_digest,
+)
+from deployments.registry.records import adapter_key, known_fields
+from deployments.registry.upgrade import ADAPTER_VERSION, upgraded
+from deployments.registry.version_record import VersionRecord
+from engine.errors import Conflict, InvalidRequest, NotFound
+from engine.types import AdapterRef
+
+COLLECTED = "keep_versions"
+"""Who retired a version that nothing named any more."""
+MAX_ALIASES = 32
+MAX_CONDEMNED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A tombstone of which only this is left, until the sweep has removed its object."""
+
+    digest: str
+    retired_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRecord:
+    """A tenant's adapter by name. Versions are in the order of their publishing; retired ones stay
+    as tombstones for a while."""
+
+    tenant: str
+    name: str
+    versions: tuple[VersionRecord, ...] = ()
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
+    condemned: tuple[Condemned, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return adapter_key(self.tenant, self.name)
+
+    @property
+    def model(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+    @property
+    def status(self) -> str:
+        """published: the bare name stands for something; kept: only versions or other aliases."""
+        if PRODUCTION in self.aliases:
+            return "published"
+        return "kept" if any(v.live for v in self.versions) else "retired"
+
+    @property
+    def current(self) -> str | None:
+        """The digest of production, without its canary."""
+        alias = self.aliases.get(PRODUCTION)
+        return None if alias is None else alias.digest
+
+    @property
+    def ref(self) -> AdapterRef | None:
+        version = None if self.current is None else self.version(self.current)
+        return None if version is None else version.ref
+
+    def version(self, digest: str) -> VersionRecord | None:
+        return next((v for v in self.versions if v.ref.digest == digest), None)
+
+    def resolve(self, selector: str | None, at: Callable[[], float]) -> AdapterRef | None:
+        """What `name@selector` (None: the bare name) stands for; never a retired version.
+
+        at  where in [0, 1) the asker stands; called only where an alias has a canary
+        """
+        digest = self._pick(selector, at)
+        version = None if digest is None else self.version(digest)
+        return version.ref if version is not None and version.live else None
+
+    def find(self, selector: str) -> VersionRecord:
+        """The live version that an admin means by a digest's beginning or an alias.
+
+        Raises NotFound, also for a tombstone, in words of its own.
+        """
+        digest = self._pick(selector, lambda: 1.0)
+        version = None if digest is None else self.version(digest)
+        if version is not None and version.live:
+            return version
+        tombs = [*(v.ref.digest for v in self.versions if not v.live)]
+        tombs += [c.digest for c in self.condemned]
+        if is_digest(selector) and any(d.startswith(selector) for d in tombs):
+            raise Conflict(
+                f"Version {selector[:12]} of {self.model} is retired. Publish its bytes again.",
+                code="version_retired",
+                param="version",
+            )
+        raise NotFound(
+            f"{self.model} has no version or alias {selector[:80]!r}, or more than one version that"
+            " begins so.",
+            param="version",
+        )
+
+    def _pick(self, selector: str | None, at: Callable[[], float]) -> str | None:
+        if selector is not None and is_digest(selector):
+            found = [
+                v.ref.digest for v in self.versions if v.live and v.ref.digest.startswith(selector)
+            ]
+            return found[0] if len(found) == 1 else None
+        alias = self.aliases.get(PRODUCTION if selector in (None, CANARY) else str(selector))
+        if alias is None:
+            return None
+        return alias.canary if selector == CANARY else alias.pick(at)
+
+    # Changes --------------------------------------------------------------------------------------
+    def with_version(self, version: VersionRecord) -> AdapterRecord:
+        """`version` is the newest, in place of an earlier record of the same digest."""
+        digest = version.ref.digest
+        return replace(
+            self,
+            versions=(*(v for v in self.versions if v.ref.digest != digest), version),
+            condemned=tuple(c for c in self.condemned if c.digest != digest),
+        )
+
+    def promoted(self, digest: str, alias: str = PRODUCTION) -> AdapterRecord:
+        """`alias` stands for `digest` from now on. Its canary, if it is that version, is none any
+        more. Raises InvalidRequest for a name that can't be an alias or one too many."""
+        before = self.aliases.get(check_alias(alias))
+        if before is None:
+            if len(self.aliases) >= MAX_ALIASES:
+                raise InvalidRequest(
+                    f"{self.model} has {MAX_ALIASES} aliases. Remove one first.", param="as"
+                )
+            return self._with_alias(alias, Alias(digest))
+        if before.canary == digest:
+            before = replace(before, canary=None, weight=0.0)
+        if before.digest != digest:
+            history = (*(d for d in before.history if d != digest), before.digest)
+            before = replace(before, digest=digest, history=history[-MAX_HISTORY:])
+        return self._with_alias(alias, before)
+
+    def with_canary(self, digest: str, weight: float, alias: str = PRODUCTION) -> AdapterRecord:
+        """`digest` gets the share `weight` of `alias`. Raises InvalidRequest, Conflict."""
+        before = self._alias(alias)
+        if not 0.0 <= weight <= 1.0:
+            raise InvalidRequest("weight is a share from 0 to 1.", param="weight")
+        if before.digest == digest:
+            raise Conflict(
+                f"{self.model}@{alias} stands for {digest[:12]} already: its canary must be another"
+                " version.",
+                param="version",
+            )
+        return self._with_alias(alias, replace(before, canary=digest, weight=weight))
+
+    def rolled_back(self, alias: str = PRODUCTION) -> AdapterRecord:
+        """`alias` stands for what it stood for before; of `canary`, the canary ends.
+
+        Raises NotFound, and Conflict where nothing is left to go back to.
+        """
+        if alias == CANARY:
+            production = self._alias(PRODUCTION)
+            if production.canary is None:
+                raise Conflict(f"{self.model} has no canary.", code="nothing_before", param="as")
+            return self._with_alias(PRODUCTION, replace(production, canary=None, weight=0.0))
+        before = self._alias(alias)
+        history = self._live_history(before)
+        if not history:
+            raise Conflict(
+                f"Nothing that {self.model}@{alias} stood for before is left. Promote a version.",
+                code="nothing_before",
+                param="as",
+            )
+        back = history[-1]
+        if before.canary == back:
+            before = replace(before, canary=None, weight=0.0)
+        return self._with_alias(alias, replace(before, digest=back, history=history[:-1]))
+
+    def without_alias(self, alias: str) -> AdapterRecord:
+        """Raises NotFound; Conflict for production, which goes with the adapter."""
+        if alias == CANARY:
+            return self.rolled_back(CANARY)
+        self._alias(alias)
+        if alias == PRODUCTION:
+            raise Conflict(
+                f"The bare name {self.model} needs production. Retire the adapter instead.",
+                param="as",
+            )
+        return replace(self, aliases={n: a for n, a in self.aliases.items() if n != alias})
+
+    def retired(self, at_s: float, by: str) -> AdapterRecord:
+        """No name stands for anything and every version is a tombstone."""
+        versions = tuple(_buried(v, at_s, by) for v in self.versions)
+        return replace(self, versions=versions, aliases={})
+
+    def retired_version(self, digest: str, at_s: float, by: str) -> AdapterRecord:
+        """One version is a tombstone; a canary that it was ends.
+
+        Raises Conflict while an alias stands for it.
+        """
+        named = sorted(n for n, a in self.aliases.items() if a.digest == digest)
+        if named:
+            raise Conflict(
+                f"{self.model}@{named[0]} stands for {digest[:12]}. Promote another version or roll"
+                " back first, or retire the whole adapter.",
+                code="version_in_use",
+                param="version",
+            )
+        aliases = {
+            n: replace(a, canary=None, weight=0.0) if a.canary == digest else a
+            for n, a in self.aliases.items()
+        }
+        versions = tuple(
+            _buried(v, at_s, by) if v.ref.digest == digest else v for v in self.versions
+        )
+        return replace(self, versions=versions, aliases=aliases)
+
+    def collected(self, keep: int, at_s: float) -> AdapterRecord:
+        """At most `keep` live versions besides those that an alias stands for or would go back to,
+        `keep` tombstones and MAX_CONDEMNED digests, the newest of each.
+
+        Raises Conflict where more would have to wait for the sweep.
+        """
+        named = self.named()
+        spare = [v.ref.digest for v in self.versions if v.live and v.ref.digest not in named]
+        old = set(spare[: max(0, len(spare) - keep)])
+        versions = [
+            _buried(v, at_s, COLLECTED) if v.ref.digest in old else v for v in self.versions
+        ]
+        dead = sorted((v for v in versions if not v.live), key=_buried_s)
+        gone = dead[: max(0, len(dead) - keep)]
+        condemned = (*self.condemned, *(Condemned(v.ref.digest, _buried_s(v)) for v in gone))
+        if len(condemned) > MAX_CONDEMNED:
+            raise Conflict(
+                f"{len(condemned)} old versions of {self.model} wait to be removed. Run `loraplex"
+                " store sweep`, or publish it less often.",
+                code="too_many_versions",
+            )
+        kept = tuple(v for v in versions if v not in gone)
+        return replace(self, versions=kept, condemned=condemned)
+
+    def swept(self, digests: frozenset[str]) -> AdapterRecord:
+        """The objects of these are removed: what is condemned among them is forgotten."""
+        kept = tuple(c for c in self.condemned if c.digest not in digests)
+        return replace(self, condemned=kept)
+
+    def named(self) -> frozenset[str]:
+        """Digests that an alias stands for, splits to, or would go back to."""
+        found: set[str] = set()
+        for alias in self.aliases.values():
+            found |= {alias.digest, *self._live_history(alias)[-1:]}
+            found |= set() if alias.canary is None else {alias.canary}
+        return frozenset(found)
+
+    def check(self) -> None:
+        """Assert that aliases stand for live versions and that nothing grows without bound."""
+        live = {v.ref.digest for v in self.versions if v.live}
+        assert len({v.ref.digest for v in self.versions}) == len(self.versions)
+        assert not {c.digest for c in self.condemned} & {v.ref.digest for v in self.versions}
+        assert CANARY not in self.aliases and len(self.aliases) <= MAX_ALIASES
+        assert len(self.condemned) <= MAX_CONDEMNED
+        for name, alias in self.aliases.items():
+            assert check_alias(name) == name
+            assert alias.digest in live, (name, alias)
+            assert alias.canary is None or alias.canary in live - {alias.digest}, (name, alias)
+            assert len(alias.history) <= MAX_HISTORY
+
+    def _alias(self, name: str) -> Alias:
+        alias = self.aliases.get(name)
+        if alias is None:
+            raise NotFound(f"{self.model} has no alias {name[:80]!r}.", param="as")
+        return alias
+
+    def _with_alias(self, name: str, alias: Alias) -> AdapterRecord:
+        return replace(self, aliases={**self.aliases, name: alias})
+
+    def _live_history(self, alias: Alias) -> tuple[str, ...]:
+        live = {v.ref.digest for v in self.versions if v.live}
+        return tuple(d for d in alias.history if d in live and d != alias.digest)
+
+    # On the wire ----------------------------------------------------------------------------------
+    def to_value(self) -> dict[str, Any]:
+        aliases = {n: {**asdict(a), "history": list(a.history)} for n, a in self.aliases.items()}
+        return {
+            "v": ADAPTER_VERSION,
+            "tenant": self.tenant,
+            "name": self.name,
+            "aliases": aliases,
+            "versions": [version.to_value() for version in self.versions],
+            "condemned": [[c.digest, c.retired_s] for c in self.condemned],
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> AdapterRecord:
+        known = known_fields(cls, upgraded(value), ADAPTER_VERSION)
+        return cls(
+            tenant=known["tenant"],
+            name=known["name"],
+            versions=tuple(VersionRecord.from_value(v) for v in known["versions"]),
+            aliases={n: Alias.from_value(a) for n, a in known["aliases"].items()},
+            condemned=tuple(Condemned(digest, at_s) for digest, at_s in known["condemned"]),
+        )
+
+
+def _buried(version: VersionRecord, at_s: float, by: str) -> VersionRecord:
+    return replace(version, retired_s=at_s, retired_by=by) if version.live else version
+
+
+def _buried_s(version: VersionRecord) -> float:
+    return version.retired_s or 0.0
