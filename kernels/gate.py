@@ -27,6 +27,7 @@ from kernels.tile import (
     norm_factor,
     part_sums,
     rank_of,
+    times,
     weights,
     with_term,
 )
@@ -69,7 +70,7 @@ def _gate(
         h_u = part_sums(part + RCAP, 0, rank_u, n, num_rows, SPLIT, STRIDE, M, RANKS)
     factor = tl.full((M,), 1.0, tl.float32)
     if NORM:
-        factor = norm_factor(parts, eps, H)
+        factor = norm_factor(parts, eps, H, M, PARTS_CEIL)
     if LORA:
         g = with_term(
             g, b_g, h_g, part, arena, gate, rank_g, n, factor, i, INNER, num_rows,
@@ -80,8 +81,8 @@ def _gate(
             SPLIT, STRIDE, RCAP, M, EXACT,
         )  # fmt: skip
     else:
-        g = g.to(tl.float32) * factor[:, None]
-        u = u.to(tl.float32) * factor[:, None]
+        g = times(g.to(tl.float32), factor[:, None])
+        u = times(u.to(tl.float32), factor[:, None])
     if BIAS:
         g += bias_g[None, :]
         u += bias_u[None, :]

@@ -5,11 +5,14 @@ Semantics, for each row n and column h (`delta` is the adapter term, 0 without o
     r[n, h]       += y[n, h] + delta[n, h]             or, first in a pass,
     r[n, h]        = embed[tokens[n], h] + delta[n, h]
     x[n, h]        = r[n, h] * weight[h]
-    squares[n, p]  = sum over h of tile p of r[n, h]^2
+    squares[n, p]  = sum over h of part p of r[n, h]^2
 
 See `kernels.norm` for the other half of the norm. The grid is (block of rows, tile p of columns): a
 norm in one would need whole rows in a program, which for one adapter over many rows reads B once a
 row.
+
+A part is what a warp reads at once, 512 bytes, whatever the tile: its sum is taken over 16 bytes in
+each thread, then over the warp's threads. So a row's norm has the same bits in every graph.
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ from kernels.tile import (
     block_of,
     part_sums,
     rank_of,
+    times,
     weights,
     with_term,
 )
 from kernels.tuning import Tile
+
+PART_BYTES = 512
 
 
 @triton.jit(do_not_specialize=["module"])
@@ -44,7 +50,7 @@ def _residual(
     part,  # [SPLIT, N, STRIDE] float32 where LORA
     arena, entries, rows, module, num_modules, num_rows, H: tl.constexpr, LOOKUP: tl.constexpr,
     LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr,
-    M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr,
+    M: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0)
     j = tl.program_id(1)
@@ -74,12 +80,19 @@ def _residual(
         )  # fmt: skip
     kept = total.to(r.dtype.element_ty)
     tl.store(r + where, kept, mask=mask)
-    kept = kept.to(tl.float32)
-    scaled = kept * gain[None, :]
+    scaled = kept.to(tl.float32) * gain[None, :]
     scaled = scaled.to(x.dtype.element_ty)
     tl.store(x + where, scaled, mask=mask)
-    PARTS: tl.constexpr = (H + BN - 1) // BN
-    tl.store(squares + safe * PARTS + j, tl.sum(kept * kept, 1), mask=n >= 0)
+    if LORA and M > 1:
+        # In the layout of a load again, not in that of a product of tiles.
+        tl.debug_barrier()
+        kept = tl.load(r + where, mask=mask, other=0.0)
+    kept = kept.to(tl.float32)
+    parts = tl.sum(tl.reshape(times(kept, kept), (M, BN // PART, PART)), 2)
+    PARTS: tl.constexpr = (H + PART - 1) // PART
+    p = j * (BN // PART) + tl.arange(0, BN // PART)
+    inside = (n >= 0)[:, None] & (p < PARTS)[None, :]
+    tl.store(squares + safe[:, None] * PARTS + p[None, :], parts, mask=inside)
 
 
 def add_residual(
@@ -93,7 +106,7 @@ def add_residual(
 ) -> None:
     """r [N, H] += y [N, H] and the term; x and squares as above. All contiguous.
 
-    squares has a part for each tile of `tile.width` columns.
+    squares has a part for each `part_width` columns.
     """
     _launch(y, None, r, weight, x, squares, tile, term)
 
@@ -112,10 +125,15 @@ def embed(
     _launch(table, tokens, r, weight, x, squares, tile, term)
 
 
-def squares_of(num_rows: int, hidden: int, eps: float, tile: Tile, device: str) -> Squares:
-    """A buffer for the squares that launches with `tile` leave."""
-    parts = torch.empty(num_rows, triton.cdiv(hidden, tile.width), device=device)
-    return Squares(parts, hidden, eps)
+def part_width(tile: Tile, dtype: torch.dtype) -> int:
+    """Columns of a part of the squares that launches with `tile` on such rows leave."""
+    return min(tile.width, PART_BYTES // dtype.itemsize)
+
+
+def squares_of(r: torch.Tensor, eps: float, tile: Tile) -> Squares:
+    """A buffer for the squares that launches with `tile` on r [N, H] leave."""
+    num_parts = triton.cdiv(r.shape[1], part_width(tile, r.dtype))
+    return Squares(torch.empty(len(r), num_parts, device=r.device), r.shape[1], eps)
 
 
 def _launch(
@@ -129,8 +147,9 @@ def _launch(
     term: Term | None,
 ) -> None:
     tiles = triton.cdiv(r.shape[1], tile.width)
-    if squares.num_parts != tiles:
-        raise ValueError(f"squares need {tiles} parts, one for each tile of columns")
+    part = part_width(tile, r.dtype)
+    if squares.num_parts != (num_parts := triton.cdiv(r.shape[1], part)):
+        raise ValueError(f"squares need {num_parts} parts, one for each {part} columns")
     args = rowwise("residual", r, term)
     _residual[(args.num_blocks, tiles)](
         source,
@@ -146,6 +165,7 @@ def _launch(
         H=r.shape[1],
         LOOKUP=tokens is not None,
         BN=tile.width,
+        PART=part,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **args.constants,

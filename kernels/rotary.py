@@ -30,6 +30,8 @@ from kernels.tile import (
     norm_factor,
     part_sums,
     rank_of,
+    sums,
+    times,
     weights,
     with_term,
 )
@@ -84,7 +86,7 @@ def _projected(
         h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
     factor = tl.full((M,), 1.0, tl.float32)
     if NORM:
-        factor = norm_factor(parts, eps, H)
+        factor = norm_factor(parts, eps, H, M, PARTS_CEIL)
     if LORA:
         low = with_term(
             low, b_low, h, part, arena, entry, rank, n, factor, cols, width, num_rows,
@@ -95,8 +97,8 @@ def _projected(
             SPLIT, STRIDE, RCAP, M, EXACT,
         )  # fmt: skip
     else:
-        low = low.to(tl.float32) * factor[:, None]
-        high = high.to(tl.float32) * factor[:, None]
+        low = times(low.to(tl.float32), factor[:, None])
+        high = times(high.to(tl.float32), factor[:, None])
     if BIAS:
         low += tl.load(bias + cols, mask=cols < width, other=0.0).to(tl.float32)[None, :]
         high += tl.load(bias + HALF + cols, mask=cols + HALF < width, other=0.0).to(tl.float32)[
@@ -106,12 +108,15 @@ def _projected(
 
 
 @triton.jit
-def _normed(low, high, gains, eps, mask, d, D: tl.constexpr):
+def _normed(
+    low, high, gains, eps, mask, d, D: tl.constexpr, HB: tl.constexpr, M: tl.constexpr
+):  # fmt: skip
     """Both halves [M, HB] of each row over the row's root mean square, times gains [D]."""
     inside = d < D // 2
     low = tl.where(mask, low, 0.0)
     high = tl.where(mask, high, 0.0)
-    inverse = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)[:, None]
+    squares = sums(times(low, low), M, HB) + sums(times(high, high), M, HB)
+    inverse = tl.rsqrt(squares / D + eps)[:, None]
     low *= inverse * tl.load(gains + d, mask=inside, other=0.0).to(tl.float32)[None, :]
     high *= inverse * tl.load(gains + D // 2 + d, mask=inside, other=0.0).to(tl.float32)[None, :]
     return low, high
@@ -154,7 +159,7 @@ def _rotary(
     )  # fmt: skip
     if t < 2:
         if HEAD_NORM:
-            low, high = _normed(low, high, head_norms + t * D, head_eps, mask, d, D)
+            low, high = _normed(low, high, head_norms + t * D, head_eps, mask, d, D, HB, M)
         turned = low * cos - high * sin
         high = high * cos + low * sin
         low = turned

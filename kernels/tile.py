@@ -44,6 +44,27 @@ def product(a, b, EXACT: tl.constexpr):
 
 
 @triton.jit
+def sums(x, M: tl.constexpr, N: tl.constexpr):
+    """[M] sums of x [M, N] over its columns: neighbours first, then neighbouring sums, and so on.
+
+    N is a power of two. The order is the columns' alone, not that of a layout, so a row's sum has
+    the same bits whatever tiles it was cut into, with sums of sums on the way.
+    """
+    for level in tl.static_range(16):
+        if N >> level > 1:
+            even, odd = tl.split(tl.reshape(x, (M, N >> (level + 1), 2)))
+            x = even + odd
+    return tl.reshape(x, (M,))
+
+
+@triton.jit
+def times(a, b):
+    """a b, rounded. The compiler may contract a plain product with a sum behind it, and does so in
+    some kernels and not in others; it leaves this one alone. -0 becomes 0."""
+    return tl.fma(a, b, 0.0)
+
+
+@triton.jit
 def spread(h, b, M: tl.constexpr, EXACT: tl.constexpr):
     """[M, BN] float32: h [M, R] float32 times b [R, BN]. Where M is 1, h is [R]."""
     if M == 1:
@@ -129,7 +150,7 @@ def with_term(
             h = part_sums(part, first, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
             acc += spread(h, weights(b, first, rank, cols, width, RANKS), M, EXACT)
     scale = scale_of(entry)
-    y = (y.to(tl.float32) + acc * scale) * factor[:, None]
+    y = times(y.to(tl.float32) + acc * scale, factor[:, None])
     bias = tl.load(entry + 4)
     if (bias > 0) & (rank > 0):
         where = arena + tl.multiple_of(bias, 64) + cols
@@ -146,6 +167,8 @@ def load_squares(squares, n, PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr):
 
 
 @triton.jit
-def norm_factor(parts, eps, H: tl.constexpr):
+def norm_factor(
+    parts, eps, H: tl.constexpr, M: tl.constexpr, PARTS_CEIL: tl.constexpr
+):  # fmt: skip
     """[M] 1 / root mean square of rows of H elements."""
-    return tl.rsqrt(tl.sum(parts, 1) / H + eps)
+    return tl.rsqrt(sums(parts, M, PARTS_CEIL) / H + eps)

@@ -21,7 +21,8 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """num_sms: multiprocessors that a launch should fill. waves: programs of the shrink for each
-    of them. max_parts: most parts that it cuts k into."""
+    of them. max_parts: most parts that it cuts k into. residual: whole parts of a norm wide, see
+    `kernels.residual`, so that all graphs compute it alike."""
 
     num_sms: int = 132
     waves: int = 8
@@ -29,7 +30,7 @@ class Tuning:
     shrink: Tile = Tile(256, 4, 4)
     expand: Tile = Tile(256, 4, 2)
     gate: Tile = Tile(128, 4, 2)
-    residual: Tile = Tile(128, 4, 2)
+    residual: Tile = Tile(256, 8, 2)
     rotary_warps: int = 4
 
     def num_parts(self, num_programs: int, k: int, most: int) -> int:
@@ -53,7 +54,7 @@ SINGLE = Tuning(
 )
 """Blocks of one row: 256 columns a warp, see `kernels.tile`."""
 
-FEW = Tuning(max_parts=4, gate=Tile(64, 4, 2), residual=Tile(64, 4, 2))
+FEW = Tuning(max_parts=4, gate=Tile(64, 4, 2))
 """Few blocks of several rows: narrow tiles fill the chip better."""
 FEW_BLOCKS = 8
 
@@ -61,9 +62,7 @@ BY_BLOCK_ROWS = {
     4: Tuning(max_parts=4, gate=Tile(256, 4, 2), residual=Tile(256, 4, 2)),
     8: Tuning(max_parts=4),
     16: Tuning(max_parts=4, gate=Tile(256, 8, 2)),
-    64: Tuning(
-        shrink=Tile(64, 4, 3), expand=Tile(128, 4, 2), gate=Tile(64, 4, 2), residual=Tile(128, 4, 2)
-    ),
+    64: Tuning(shrink=Tile(64, 4, 3), expand=Tile(128, 4, 2), gate=Tile(64, 4, 2)),
 }
 
 

@@ -24,7 +24,7 @@ from kernels.gate import silu_gate
 from kernels.lora_gpu import BoundLoraGpu, LoraGpu, Term
 from kernels.norm import Squares, norm_rows
 from kernels.paged_attention import PagedAttention, Tiles
-from kernels.residual import add_residual, embed
+from kernels.residual import add_residual, embed, part_width
 from kernels.rotary import Heads, rotate_and_store
 from kernels.tuning import Tuning, tuning_for
 
@@ -117,7 +117,7 @@ class CudaBackbone:
         self._mixed = zeros(tokens, attended)
         self._gate_up = zeros(tokens, 2 * spec.intermediate_size)
         self._gated = zeros(tokens, spec.intermediate_size)
-        # Tiles of a row are never narrower than 64.
+        # Parts of a row are never narrower than 64.
         self._squares = torch.zeros(tokens * -(-spec.hidden_size // 64), device=device)
         self._h = zeros(samples, spec.hidden_size)
         self.logits = zeros(samples, spec.vocab_size)
@@ -145,8 +145,8 @@ class _Pass:
         self._r, self._x, self._y = of._r[:num], of._x[:num], of._y[:num]
         self._qkv, self._mixed = of._qkv[:num], of._mixed[:num]
         self._gate_up, self._gated = of._gate_up[:num], of._gated[:num]
-        tiles = -(-of.spec.hidden_size // self._tuning.residual.width)
-        squares = of._squares[: num * tiles].view(num, tiles)
+        parts = -(-of.spec.hidden_size // part_width(self._tuning.residual, of._r.dtype))
+        squares = of._squares[: num * parts].view(num, parts)
         self._squares = Squares(squares, of.spec.hidden_size, of.spec.rms_norm_eps)
 
     def run(self) -> None:

@@ -92,9 +92,7 @@ class DecodeStep:
     def set_tuning(self, tuning: Tuning) -> None:
         """Tiles of the kernels from now on, and a buffer for the squares that fits them."""
         self.tuning = tuning
-        self.squares = squares_of(
-            self.num_rows, self.shape.hidden, 1e-5, tuning.residual, self.device
-        )
+        self.squares = squares_of(self.x, 1e-5, tuning.residual)
 
     def products(self) -> None:
         """The base's matrix products alone."""

@@ -89,7 +89,7 @@ def test_residual(block_rows: int, device: str) -> None:
     of = bound(adapters, block_rows)
     x_in, y, r, weight = torch.randn(6, 40), torch.randn(6, 48), torch.randn(6, 48), torch.randn(48)
     want = r + with_term(adapters, x_in, y, (0,))
-    squares = squares_of(6, 48, EPS, TILE, device)
+    squares = squares_of(torch.empty(6, 48, device=device), EPS, TILE)
     r, x = r.to(device), torch.full((6, 48), torch.nan, device=device)
     term = of.shrink((0,), x_in.to(device))
     add_residual(y.to(device), r, weight.to(device), x, squares, TILE, term)
@@ -106,7 +106,7 @@ def test_embedding_starts_the_residual(device: str) -> None:
         tokens.tolist(), table[tokens], adapters.arena, adapters.table, OWNERS, 0
     )
     r, x = (torch.full((6, 48), torch.nan, device=device) for _ in range(2))
-    squares = squares_of(6, 48, EPS, TILE, device)
+    squares = squares_of(r, EPS, TILE)
     tokens = tokens.to(device)
     term = of.lookup(0, tokens)
     embed(table.to(device), tokens, r, weight.to(device), x, squares, TILE, term)
