@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
+from deployments.registry import redis_url
+from deployments.registry.redis_registry import RedisRegistry
 from deployments.registry.registry import Registry
 from deployments.registry.sqlite import SqliteRegistry
 from engine.errors import LoraplexError
 
 
 def open_registry(url: str) -> Registry:
-    """Open the registry that `url` names: `sqlite:///absolute/path` (made if it isn't there).
+    """Open the registry that `url` names, migrating what an earlier release left there.
 
-    Raises LoraplexError for a scheme that this release can't serve.
+    sqlite:///absolute/path    a file of this host, made if it isn't there
+    redis://..., rediss://..., redis+sentinel://...    see `redis_url`
+
+    Raises LoraplexError for a URL that says something else, Unavailable.
     """
     parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        if parts.netloc or not parts.path.startswith("/"):
-            raise LoraplexError(
-                f"registry url {url!r} is not an absolute path. Write sqlite:///path/to/file."
-            )
-        return SqliteRegistry(unquote(parts.path))
-    if parts.scheme in ("redis", "rediss"):
+    if parts.scheme in redis_url.SCHEMES:
+        return RedisRegistry(redis_url.RedisSettings.parse(url))
+    if parts.scheme != "sqlite":
         raise LoraplexError(
-            "This release has no Redis registry yet. Use sqlite:///path/to/file, on one host."
+            f"registry url {redis_url.without_secrets(url)!r} has no known scheme. Write"
+            f" sqlite:///path/to/file, {redis_url.EXAMPLES}."
         )
-    raise LoraplexError(f"registry url {url!r} has no known scheme. Use sqlite:///path/to/file.")
+    if parts.netloc or not parts.path.startswith("/"):
+        raise LoraplexError(
+            f"registry url {url!r} is not an absolute path. Write sqlite:///path/to/file."
+        )
+    return SqliteRegistry(unquote(parts.path))
