@@ -102,6 +102,29 @@ class EngineConfig:
     model: ModelConfig
     memory: MemoryConfig
     store: StoreConfig
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How an `s3://` store is spoken to.
+
+    max_connections   kept open by one process
+    connect_timeout_s, read_timeout_s  silence after which an attempt is given up
+    max_attempts      in a row, without a byte of progress
+    first_pause_s     before the second attempt; doubles up to max_pause_s, half of it random
+    deadline_s        for one object, all attempts together; what has arrived by then is kept
+    part_bytes        a larger file is sent in parts of this size (S3 takes 5 MiB and more)
+    """
+
+    max_connections: int = 16
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 10.0
+    max_attempts: int = 5
+    first_pause_s: float = 0.2
+    max_pause_s: float = 5.0
+    deadline_s: float = 120.0
+    part_bytes: int = 8 << 20
+
+
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     accounts: AccountConfig = field(default_factory=AccountConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    options: StoreOptions = StoreOptions()

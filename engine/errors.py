@@ -11,6 +11,8 @@ LoraplexError                       500
 │   ├── AdapterRejected             422  an adapter that can't be served as it is
 │   └── TooManyRequests             429  over a tenant's own limit
 ├── UnsupportedModel                500  a base model that this release can't serve
+├── UnsupportedDevice               500  no GPU here that this release can use
+├── DeviceMemoryShort               500  the GPU has too little memory for this model and config
 ├── Unavailable                     503  ours to mend; trying again may help
 │   ├── AdapterUnavailable          503  its object can't be had at present
 │   ├── ReplicaLost                 503  the replica is gone, or about to go
@@ -42,6 +44,8 @@ class LoraplexError(Exception):
 
     status = 500
     code = "internal_error"
+    default_retry_after_s: float | None = None
+    """When to try again, where nothing better is known; None: that alone helps nobody."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class LoraplexError(Exception):
         if code is not None:
             self.code = code
         self.param = param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(self.status, self.code, self.message, self.param, self.retry_after_s)
@@ -110,9 +114,18 @@ class UnsupportedModel(LoraplexError):
     code = "unsupported_model"
 
 
+class UnsupportedDevice(LoraplexError):
+    code = "unsupported_device"
+
+
+class DeviceMemoryShort(LoraplexError):
+    code = "device_memory_short"
+
+
 class Unavailable(LoraplexError):
     status = 503
     code = "unavailable"
+    default_retry_after_s: float | None = 1.0
 
 
 class AdapterUnavailable(Unavailable):

@@ -13,6 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import fault_proxy, s3_server
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3_server import S3Server
+
 PROJECT = Path(__file__).parent.parent
 
 # A test file is an importable module of no package, so children that it starts find ours here.
@@ -22,6 +26,8 @@ os.environ["RAY_ADDRESS"] = ""
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Several processes of a test share the cores: one that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The S3 server of our own, and nobody's credentials but its own.
+os.environ.update(s3_server.ENVIRONMENT)
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +92,17 @@ def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
     yield RayLocal(url=f"http://127.0.0.1:{port}")
     serve.shutdown()
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A real S3 server for the whole session; each test has a prefix of its own in its bucket."""
+    with s3_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    """A proxy before the S3 server that harms what it is told to."""
+    with fault_proxy.proxy_before(s3.endpoint) as proxy:
+        yield proxy

@@ -54,6 +54,8 @@ WITHOUT_TORCH = (
 )
 STANDARD_LIBRARY_ALONE = ("engine.types", "engine.errors", "engine.config", "engine.messages")
 
+S3_LIBRARIES = {"boto3", "botocore", "urllib3"}
+
 ENVIRONMENT_READERS = {"deployments.config"}
 ENVIRONMENT_PASSED_ON = {
     "deployments.bench.__main__": "the environment of a measurement's own Ray",
@@ -108,6 +110,18 @@ def test_step_loop_runs_on_a_bare_gpu_machine() -> None:
         for module in TREE.package(root):
             needs = TREE.foreign_closure(module.name) - sys.stdlib_module_names
             assert needs <= STEP_LOOP_NEEDS, module.name
+
+
+def test_only_the_s3_store_needs_boto3() -> None:
+    """And nobody imports it but where a store's url asks for it."""
+    users = {m.name for m in TREE.modules.values() if S3_LIBRARIES & _tops(m.imports)}
+    assert all(name.startswith("engine.adapters.s3_") for name in users), users
+    for root in ("engine.loader", *WITHOUT_TORCH):
+        assert not TREE.foreign_closure(root) & S3_LIBRARIES, root
+
+
+def _tops(names: frozenset[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
 
 
 def test_package_roots_are_empty() -> None:

@@ -1,20 +1,20 @@
 """Where adapter objects are kept: bytes under a key, seen whole or not at all.
 
-Standard library only. Calls block; an event loop makes them from a thread.
+What every backend keeps to, and which one a URL names. Standard library only. Calls block; an event
+loop makes them from a thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from engine.config import StoreOptions
 from engine.errors import AdapterUnavailable, LoraplexError
 from engine.types import NAME
 
@@ -25,13 +25,34 @@ TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 MANIFEST = "manifest.json"
 """Written last: a version is there once its manifest is."""
-ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+KNOWN_URLS = "file:///path/to/folder or s3://bucket/prefix"
 
 
 class ObjectMissing(AdapterUnavailable):
     """There is no such object: said only when the store itself says so."""
 
     code = "object_missing"
+    default_retry_after_s = None
+
+
+class ObjectChanged(AdapterUnavailable):
+    """The object is no longer the one that an etag names: begin it again."""
+
+    code = "object_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """An object that is being read.
+
+    num_bytes  of the whole object
+    etag       names these very bytes; for the same bytes put again it may be another
+    pieces     its bytes from where it was opened, each no longer than `CHUNK_BYTES`
+    """
+
+    num_bytes: int
+    etag: str
+    pieces: Iterator[bytes]
 
 
 class ObjectStore(Protocol):
@@ -39,18 +60,26 @@ class ObjectStore(Protocol):
 
     Keys are segments of letters, digits, '.', '_' and '-' joined by '/'; another key is a
     ValueError. Every call raises AdapterUnavailable when the store can't be reached, refuses us or
-    fails; ObjectMissing, a kind of it, only where the object is truly absent.
+    fails, with a code for each cause; ObjectMissing, a kind of it, only where the object is truly
+    absent.
     """
 
     url: str
+    """Without options: what a version's record says of where its objects lie."""
 
     def put(self, key: str, source: Path | bytes) -> int:
         """Store bytes, or a file's, in place of what was there; answers how many. Readers see
         the old object or the new one, never a part, and it survives a crash once this returns."""
         ...
 
+    def open(self, key: str, start: int = 0, etag: str = "") -> AbstractContextManager[Content]:
+        """The object, to be read from byte `start` (beyond its end there is nothing). A read that
+        is cut goes on from what it has, of the same object. Raises ObjectChanged where `etag` is
+        given and no longer names it."""
+        ...
+
     def read(self, key: str, start: int = 0) -> Iterator[bytes]:
-        """The object's bytes from `start`, in pieces; a cut read goes on from what it has."""
+        """As `open`, for who wants nothing but the bytes."""
         ...
 
     def size(self, key: str) -> int | None:
@@ -65,26 +94,39 @@ class ObjectStore(Protocol):
         """Remove an object; one that isn't there is no error."""
         ...
 
+    def drop_unfinished(self, before_s: float) -> int:
+        """Remove what puts that began before that Unix time have left half-written, as a writer
+        that is killed does; answers how many. Nobody ever saw them as objects."""
+        ...
+
     def local_path(self, key: str) -> Path | None:
         """The object as a file to read in place; None where the store has none."""
         ...
 
 
-def open_store(url: str) -> ObjectStore:
-    """Open the store that `url` names: `file:///absolute/folder` (made if it isn't there).
+def open_store(url: str, options: StoreOptions | None = None) -> ObjectStore:
+    """Open the store that `url` names.
 
-    Raises LoraplexError for a scheme that this release can't serve.
+    file:///absolute/folder   made if it isn't there
+    s3://bucket/prefix        see `engine.adapters.s3_address`; `options` are its limits
+
+    Raises LoraplexError for a URL that names none. Each backend is imported only where it is used.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
+        from engine.adapters.folder_store import FolderStore  # noqa: PLC0415
+
         if parts.netloc or not parts.path.startswith("/"):
             raise LoraplexError(
                 f"store url {url!r} is not an absolute path. Write file:///path/to/folder."
             )
         return FolderStore(Path(unquote(parts.path)))
     if parts.scheme == "s3":
-        raise LoraplexError("This release has no S3 store yet. Use file:///path/to/folder.")
-    raise LoraplexError(f"store url {url!r} has no known scheme. Use file:///path/to/folder.")
+        from engine.adapters.s3_address import S3Address  # noqa: PLC0415
+        from engine.adapters.s3_store import S3Store  # noqa: PLC0415
+
+        return S3Store(S3Address.parse(url), options or StoreOptions())
+    raise LoraplexError(f"The store's url has no known scheme. Write {KNOWN_URLS}.")
 
 
 def object_prefix(tenant: str, digest: str) -> str:
@@ -95,123 +137,9 @@ def object_prefix(tenant: str, digest: str) -> str:
     return f"adapters/{tenant}/{digest}"
 
 
-class FolderStore:
-    """An `ObjectStore` in a folder of this host, or of a file system that hosts share."""
-
-    def __init__(self, root: str | Path) -> None:
-        self._root = Path(root)
-        # Not a key (it begins with a dot), and on the same file system as the objects.
-        self._incoming = self._root / ".incoming"
-        self.url = self._root.absolute().as_uri()
-        with self._errors("its root"):
-            self._incoming.mkdir(parents=True, exist_ok=True)
-
-    def put(self, key: str, source: Path | bytes) -> int:
-        target = self._path(key)
-        with self._errors(key):
-            return self._put(target, source)
-
-    def read(self, key: str, start: int = 0) -> Iterator[bytes]:
-        path = self._path(key)
-        with self._errors(key):
-            try:
-                file = path.open("rb")
-            except ABSENT as error:
-                self._require_root()
-                raise ObjectMissing(f"The object store has no object {key}.") from error
-            with file:
-                file.seek(start)
-                while data := file.read(CHUNK_BYTES):
-                    yield data
-
-    def size(self, key: str) -> int | None:
-        path = self._path(key)
-        with self._errors(key):
-            try:
-                status = path.stat()
-            except ABSENT:
-                self._require_root()
-                return None
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-    def list(self, prefix: str) -> list[str]:
-        keys = []
-        with self._errors(prefix):
-            self._require_root()
-            for folder, folders, files in os.walk(self._root):
-                if Path(folder) == self._root:
-                    folders.remove(self._incoming.name)
-                base = Path(folder).relative_to(self._root)
-                keys += [(base / name).as_posix() for name in files]
-        return sorted(key for key in keys if key.startswith(prefix))
-
-    def delete(self, key: str) -> None:
-        path = self._path(key)
-        with self._errors(key):
-            path.unlink(missing_ok=True)
-            # Folders that are now empty go too; one that isn't ends the loop.
-            with contextlib.suppress(OSError):
-                for parent in path.relative_to(self._root).parents[:-1]:
-                    (self._root / parent).rmdir()
-
-    def local_path(self, key: str) -> Path | None:
-        return self._path(key)
-
-    def _put(self, target: Path, source: Path | bytes) -> int:
-        handle, name = tempfile.mkstemp(dir=self._incoming)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                if isinstance(source, bytes):
-                    out.write(source)
-                else:
-                    with source.open("rb") as file:
-                        while data := file.read(CHUNK_BYTES):
-                            out.write(data)
-                out.flush()
-                os.fchmod(out.fileno(), 0o644)
-                os.fsync(out.fileno())
-                num_bytes = out.tell()
-            self._rename(name, target)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
-        return num_bytes
-
-    def _rename(self, source: str, target: Path) -> None:
-        """Move into place, and let every folder on the way outlive a crash too."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(source, target)
-        except FileNotFoundError:  # a delete beside us took the folder that had just become empty
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(source, target)
-        for folder in (target.parent, *target.parent.parents):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            if folder == self._root:
-                break
-
-    def _path(self, key: str) -> Path:
-        segments = key.split("/")
-        if not all(SEGMENT.fullmatch(s) for s in segments):
-            raise ValueError(f"{key!r} is no key")
-        return self._root.joinpath(*segments)
-
-    def _require_root(self) -> None:
-        """An unmounted store is unreachable, not empty."""
-        if not self._incoming.is_dir():
-            raise OSError("the store's folder is gone")
-
-    @contextlib.contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise AdapterUnavailable(
-                f"The object store failed at {what}: {reason}.", code="store_unavailable"
-            ) from error
+def check_key(key: str) -> list[str]:
+    """Its segments. Raises ValueError for what is no key."""
+    segments = key.split("/")
+    if not all(SEGMENT.fullmatch(s) for s in segments):
+        raise ValueError(f"{key!r} is no key")
+    return segments

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from engine.adapters.layout import AdapterLayout
-from engine.adapters.store import MANIFEST, TENSORS, FolderStore, object_prefix
+from engine.adapters.folder_store import FolderStore
+from engine.adapters.store import MANIFEST, TENSORS, object_prefix
 from engine.channel import Channel
 from engine.config import AdapterConfig, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
 from engine.errors import AdapterUnavailable

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.adapters.disk import STALE_S, DiskTier
-from engine.adapters.store import FolderStore, ObjectMissing, object_prefix
+from engine.adapters.folder_store import FolderStore
+from engine.adapters.store import ObjectMissing, object_prefix
 from engine.errors import AdapterUnavailable
 
 PARTS = ("manifest.json", "adapter_model.safetensors")
