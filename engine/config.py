@@ -89,20 +89,6 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreConfig:
-    """Where adapter objects are (`file://` or `s3://`) and the disk tier below `disk_path`."""
-
-    url: str
-    disk_path: str
-    disk_bytes: int = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    model: ModelConfig
-    memory: MemoryConfig
-    store: StoreConfig
-@dataclass(frozen=True, slots=True)
 class StoreOptions:
     """How an `s3://` store is spoken to.
 
@@ -124,7 +110,21 @@ class StoreOptions:
     part_bytes: int = 8 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where adapter objects are (`file://` or `s3://`) and the disk tier below `disk_path`."""
+
+    url: str
+    disk_path: str
+    disk_bytes: int = 4 << 30
+    options: StoreOptions = StoreOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: ModelConfig
+    memory: MemoryConfig
+    store: StoreConfig
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     accounts: AccountConfig = field(default_factory=AccountConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
-    options: StoreOptions = StoreOptions()
