@@ -1,4 +1,5 @@
-"""The grouped adapter term as plain loops in float64: what every faster path is tested against."""
+"""The grouped adapter term as plain loops in float64, and page moves one by one: what every faster
+path is tested against."""
 
 from __future__ import annotations
 
@@ -59,3 +60,11 @@ def embedding(
 def _add_bias(row: torch.Tensor, arena: torch.Tensor, entry: list[int], scale: float) -> None:
     if entry[T.BIAS]:
         row += scale * arena[entry[T.BIAS] : entry[T.BIAS] + len(row)].double()
+
+
+def moved(pages: torch.Tensor, moves: list[tuple[int, int, int]]) -> torch.Tensor:
+    """pages [n, elements] after moves (source, target, num) in order."""
+    out = pages.clone()
+    for source, target, num in moves:
+        out[target : target + num] = out[source : source + num].clone()
+    return out
