@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 OLDEST_SERVER = (7, 0)
 HEALTH_CHECK_S = 15
+ACL = "~{loraplex}:* +@read +@write +@connection +@transaction +eval +info +time +wait"
+"""What the user needs, as ACL SETUSER takes it; `loraplex` is the URL's prefix."""
 RETRY_AFTER_S = 2.0
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 _Meaning = tuple[str, str]
@@ -45,7 +47,7 @@ _OTHER: _Meaning = (
 _KINDS: dict[type[Exception], _Meaning] = {
     NoPermissionError: (
         "registry_refused",
-        "Its user needs +@read +@write +@scripting +info +wait +ping on keys ~{prefix}:*.",
+        f"Its user needs {ACL}.",
     ),
     AuthenticationError: (
         "registry_refused",
@@ -99,7 +101,7 @@ class RedisClient:
             raise Unavailable(
                 f"All {self.settings.max_connections} connections to the registry are busy."
                 " Try again; if it lasts, raise max_connections in its URL.",
-                code="registry_unavailable",
+                code="registry_busy",
                 retry_after_s=RETRY_AFTER_S,
             )
         try:
@@ -221,7 +223,7 @@ def _meaning(error: Exception, settings: RedisSettings) -> tuple[str, str]:
         code, remedy = _KNOWN.get(str(error).split(" ", 1)[0], _OTHER)
         if "DB index" in str(error):
             code, remedy = "registry_refused", "Name a database that it has, at the URL's end."
-    return code, remedy.replace("{prefix}", "{" + settings.prefix + "}")
+    return code, remedy.replace("{loraplex}", f"{{{settings.prefix}}}")
 
 
 def _told(error: Exception) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.registry.records import ADAPTERS
+from deployments.registry.upgrade import upgraded
 from engine.errors import Unavailable
 
 Value = Mapping[str, Any]
@@ -53,9 +55,9 @@ class Schema:
         )
 
 
-def _same(_: str, value: Value) -> Value:
-    return value
+def _with_aliases(key: str, value: Value) -> Value:
+    return upgraded(value) if key.startswith(ADAPTERS) else value
 
 
-SCHEMA = Schema(version=2, steps={1: _same})
-"""2: revisions of an epoch (see `registry.epoch_start`); values as in 1."""
+SCHEMA = Schema(version=2, steps={1: _with_aliases})
+"""2: an adapter's record has aliases, and revisions belong to an epoch."""

@@ -1,4 +1,4 @@
-"""An authority of the test's own, and a proxy that speaks TLS for a server that does not."""
+"""Between a client and a server of this host: a proxy that can speak TLS and cut connections."""
 
 from __future__ import annotations
 
@@ -59,18 +59,24 @@ def certificate(folder: Path, *, address: str = "127.0.0.1") -> Certificate:
     return files
 
 
-class TlsProxy:
-    """Ends TLS and passes the bytes on to `target_port` of 127.0.0.1. `port` once entered."""
+class Proxy:
+    """Passes bytes on to `target_port` of 127.0.0.1, ending TLS first with `files`. `port` once
+    entered. It cuts the connection that the next `cut_answers` answers come on, in their place."""
 
-    def __init__(self, target_port: int, files: Certificate) -> None:
-        self._target_port = target_port
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(files.cert_file, files.key_file)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+    def __init__(self, target_port: int, files: Certificate | None = None) -> None:
         self.port = 0
+        self.cut_answers = 0
+        self._target_port = target_port
+        self._context = None
+        if files is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(files.cert_file, files.key_file)
+        self._loop = asyncio.new_event_loop()
+        # A client that hangs up, or doesn't like the certificate, is what tests are about.
+        self._loop.set_exception_handler(lambda *_: None)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> TlsProxy:
+    def __enter__(self) -> Proxy:
         self._thread.start()
         starting = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context), self._loop
@@ -80,18 +86,35 @@ class TlsProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, there = await asyncio.open_connection("127.0.0.1", self._target_port)
-        await asyncio.gather(_pass_on(reader, there), _pass_on(back, writer))
+        answers, there = await asyncio.open_connection("127.0.0.1", self._target_port)
+        await asyncio.gather(self._ask(reader, there), self._answer(answers, writer))
 
+    async def _ask(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                there.write(data)
+                await there.drain()
+        there.close()
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+    async def _answer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await answers.read(65536):
+                if self.cut_answers:
+                    self.cut_answers -= 1
+                    break
+                writer.write(data)
+                await writer.drain()
+        writer.close()
