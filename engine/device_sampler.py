@@ -3,13 +3,14 @@
 Parameters travel in the step buffer and `choose` is captured: it serves rows that take the best
 token and rows that draw alike. What penalties count is kept on the device by row; a row's known
 tokens are entered when its sequence begins. Biases are added to the logits first, on steps that
-have any.
+have any. Both are kernels of ours, which allocate nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from engine.batch import Array
@@ -17,13 +18,18 @@ from engine.pinned_stage import PinnedStage
 from engine.plan import Span, StepPlan
 from engine.rows import RowTable
 from engine.step_buffer import Words
+from kernels.biases import add_biases
 from kernels.sampling import sample
+from kernels.token_counts import clear_rows, count_tokens
 
 ENTRY_WORDS = 3
 """Words of a known token of a penalised row: row, token, whether it is an output."""
+MAX_ENTERED = 1 << 18
+"""Such tokens of one step; a step with more waits for its own copies."""
 BIAS_WORDS = 3
 MAX_BIASES = 1024
 """Bias entries that travel together."""
+NOBODY = np.array([-1], np.int64)
 BEST_TOKEN = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Parameters, by `engine.rows`, of a row that takes the best token."""
 
@@ -44,9 +50,17 @@ class DeviceSampler:
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._seen = torch.zeros(shape, dtype=torch.bool, device=device)
         self._max_len = max_len
-        num_words = max_rows + ENTRY_WORDS * max_len + BIAS_WORDS * MAX_BIASES
+        num_entered = max(max_len, min(max_rows * max_len, MAX_ENTERED))
+        num_words = max_rows + ENTRY_WORDS * num_entered + BIAS_WORDS * MAX_BIASES
         self._stage = PinnedStage(num_words, num_slots, device)
         self._biases: dict[str, Array] = {}
+
+    def prepare(self, logits: torch.Tensor) -> None:
+        """Launch once what is launched between graphs, to no effect: that compiles it. logits
+        [N, V] are those of the steps to come."""
+        self._enter(dict.fromkeys(("new_rows", "new_row", "new_token", "new_output"), NOBODY))
+        self._biases = dict.fromkeys(("bias_index", "bias_token"), NOBODY) | {"bias": np.zeros(1)}
+        self.add_biases(logits)
 
     def begin(
         self, plan: StepPlan, sampled: Sequence[Span], into: Mapping[str, Words], slot: int
@@ -68,8 +82,7 @@ class DeviceSampler:
             of = self._stage.put(
                 {name: array[start : start + MAX_BIASES] for name, array in self._biases.items()}
             )
-            where = (of["bias_index"], of["bias_token"])
-            logits.index_put_(where, of["bias"].to(logits.dtype), accumulate=True)
+            add_biases(logits, of["bias_index"], of["bias_token"], of["bias"])
 
     def choose(
         self,
@@ -88,8 +101,7 @@ class DeviceSampler:
         if not len(new["new_rows"]):
             return
         rows = self._stage.put({"rows": new["new_rows"]})["rows"]
-        self._counts[rows] = 0
-        self._seen[rows] = False
+        clear_rows(rows, self._counts, self._seen)
         for start in range(0, len(new["new_row"]), self._max_len):
             of = self._stage.put(
                 {
@@ -97,6 +109,4 @@ class DeviceSampler:
                     for name in ("new_row", "new_token", "new_output")
                 }
             )
-            where = (of["new_row"], of["new_token"])
-            self._seen.index_put_(where, torch.ones_like(of["new_row"], dtype=torch.bool))
-            self._counts.index_put_(where, of["new_output"].to(torch.int32), accumulate=True)
+            count_tokens(of["new_row"], of["new_token"], of["new_output"], self._counts, self._seen)

@@ -24,7 +24,7 @@ class RowTable:
     def __init__(self, max_rows: int) -> None:
         self.params = np.zeros((max_rows, COLUMNS))
         self.seeds = np.zeros(max_rows, np.uint64)
-        self.bias: dict[int, tuple[tuple[int, float], ...]] = {}
+        self.bias: dict[int, dict[int, float]] = {}
 
     def begin(self, plan: StepPlan) -> dict[str, Array]:
         """Enter the plan's new rows. Returns what penalties need of them: `new_rows`, and every
@@ -55,7 +55,8 @@ class RowTable:
         """What the sampler reads of the spans that sample."""
         rows = np.array([span.row for span in spans], np.int64)
         positions = np.array([span.start + span.num_tokens for span in spans], np.uint64)
-        biased = [(i, *entry) for i, row in enumerate(rows) for entry in self.bias.get(row, ())]
+        of = enumerate(self.bias.get(row, {}) for row in rows)
+        biased = [(i, *entry) for i, biases in of for entry in biases.items()]
         return {
             "rows": rows,
             "params": self.params[rows],
@@ -79,7 +80,9 @@ class RowTable:
         self.seeds[span.row] = p.seed & 0xFFFFFFFFFFFFFFFF
         self.bias.pop(span.row, None)
         if p.logit_bias:
-            self.bias[span.row] = p.logit_bias
+            of = self.bias[span.row] = {}
+            for token, amount in p.logit_bias:
+                of[token] = of.get(token, 0.0) + amount
 
     def _penalised(self, row: int) -> bool:
         p = self.params[row]
