@@ -23,7 +23,7 @@ from deployments.loads import Loads
 from engine.channel import ChannelClosed
 from engine.config import EngineConfig
 from engine.errors import AdapterUnavailable, ErrorInfo, LoraplexError
-from engine.messages import Input, Load, LoadDone, Output, Ready
+from engine.messages import Discard, Input, Load, LoadDone, Output, Ready
 
 log = logging.getLogger("loraplex.children")
 
@@ -155,6 +155,7 @@ class Children:
             case Output():
                 for load in message.loads:
                     self._load(load)
+                self._discard(message.discards)
                 self._on_output(message)
             case Ready() if not self._ready.done():
                 self._ready.set_result(message)
@@ -175,6 +176,13 @@ class Children:
         with contextlib.suppress(ChannelClosed):  # its death is noticed on its own
             for load in self._loads.take():
                 self._loader.channel.send(load)
+
+    def _discard(self, discards: Iterable[Discard]) -> None:
+        """What a dead loader isn't told stays on the disk until its room is needed."""
+        if self._loader is not None:
+            with contextlib.suppress(ChannelClosed):
+                for discard in discards:
+                    self._loader.channel.send(discard)
 
     def _loader_arrived(self) -> None:
         loader = self._loader

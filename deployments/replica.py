@@ -20,6 +20,7 @@ from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
 from deployments.replica_config import ReplicaConfig
 from deployments.streams import Event, Stream, error_event
+from engine.adapters.residency import ResidencyTable
 from engine.errors import (
     CoreLost,
     InvalidRequest,
@@ -28,7 +29,7 @@ from engine.errors import (
     RequestTimeout,
     Unavailable,
 )
-from engine.messages import Abort, CoreStats, Drop, Input, Output, Residency, Submit
+from engine.messages import Abort, CoreStats, Drop, Input, Output, Submit
 from engine.types import FinishReason, Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
@@ -76,7 +77,7 @@ class Replica:
         self._leaving: asyncio.Task[None] | None = None
         self._dead = False
         self._heard_s = 0.0
-        self._residency = Residency()
+        self._residency = ResidencyTable()
         self._stats: CoreStats | None = None
 
     async def start(self) -> None:
@@ -165,7 +166,8 @@ class Replica:
         self._heard_s = self._clock()
         if self._observe is not None:
             self._observe(output)
-        self._residency = output.residency or self._residency
+        if output.residency is not None:
+            self._residency.apply(output.residency)
         self._stats = output.stats or self._stats
         stops: list[Input] = []
         for part in output.sequences:
@@ -213,7 +215,7 @@ class Replica:
         return {
             "slot": self._slot(),
             "rows": self._config.engine.schedule.max_seqs,
-            **_residency(self._residency),
+            **self._residency.lists(),
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -234,7 +236,7 @@ class Replica:
             "ready": started and not self._dead,
             "pids": {"replica": os.getpid(), **self._children.pids},
             "slot": self._slot(),
-            "residency": _residency(self._residency),
+            "residency": self._residency.lists(),
             "failed": self._children.load_failures.reasons(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
         }
@@ -270,7 +272,3 @@ def read_call(call: Mapping[str, Any]) -> tuple[list[Request], float]:
 
 def _late(deadline_s: float) -> RequestTimeout:
     return RequestTimeout(f"The request did not finish within {deadline_s:g} s.")
-
-
-def _residency(residency: Residency) -> dict[str, list[str]]:
-    return {tier: list(keys) for tier, keys in dataclasses.asdict(residency).items()}

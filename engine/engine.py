@@ -15,7 +15,17 @@ from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.eviction import GreedyDualSize
-from engine.messages import Abort, Input, LoadDone, Output, Prefetch, SequenceOutput, Submit
+from engine.messages import (
+    Abort,
+    Drop,
+    Input,
+    LoadDone,
+    Output,
+    Prefetch,
+    SequenceOutput,
+    SetPins,
+    Submit,
+)
 from engine.plan import Launch, Runner, Upload
 from engine.prefix import PrefixTree
 from engine.scheduler import Scheduler
@@ -66,8 +76,12 @@ class Engine:
                 self.scheduler.submit(request, now)
             case Abort(request_id, finish):
                 self.scheduler.abort(request_id, finish)
-            case Prefetch(ref):
-                self.scheduler.cache.prefetch(ref, now)
+            case Prefetch():
+                self.scheduler.cache.prefetch(message, now)
+            case SetPins(pins):
+                self.scheduler.cache.set_pins(pins)
+            case Drop():
+                self.scheduler.retire(message, now)
             case LoadDone():
                 self.scheduler.loaded(message, now)
 
@@ -109,9 +123,10 @@ class Engine:
             self._stats_due_s = now + STATS_INTERVAL_S
         sequences = tuple(self.scheduler.take_outputs() + committed)
         loads = tuple(cache.take_loads())
-        residency = cache.take_residency()
-        if is_working or sequences or loads or residency or stats:
-            return Output(sequences, loads, residency, stats)
+        discards = tuple(cache.take_discards())
+        residency = cache.take_residency(now)
+        if is_working or sequences or loads or discards or residency or stats:
+            return Output(sequences, loads, discards, residency, stats)
         return None
 
 

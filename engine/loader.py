@@ -37,7 +37,7 @@ from engine.channel import Channel, ChannelClosed
 from engine.child import attach
 from engine.config import EngineConfig
 from engine.errors import AdapterRejected, AdapterUnavailable, LoraplexError
-from engine.messages import Load, LoadDone
+from engine.messages import Discard, Load, LoadDone
 from engine.model.modules import ModuleTable
 from engine.model.spec import BackboneSpec
 from engine.types import AdapterRef
@@ -103,6 +103,12 @@ class Loader:
             from_disk=from_disk,
             permanent=permanent,
         )
+
+    def discard(self, ref: AdapterRef) -> None:
+        """Deletes a retired version's copy on the local disk. Never raises."""
+        with contextlib.suppress(LoraplexError, OSError):
+            if self._disk is not None:
+                self._disk.drop(object_prefix(ref.tenant, ref.digest))
 
     def _load(self, load: Load) -> tuple[AdapterLayout, bool]:
         end = load.host_offset + load.num_bytes
@@ -212,8 +218,11 @@ def serve(loader: Loader, channel: Channel, max_loads: int) -> None:
 
     threads = ThreadPoolExecutor(max_loads, thread_name_prefix="load")
     while not channel.closed:
-        for load in channel.take():
-            threads.submit(answer, load)
+        for message in channel.take():
+            if isinstance(message, Discard):
+                threads.submit(loader.discard, message.ref)
+            else:
+                threads.submit(answer, message)
         channel.wait()
     threads.shutdown(wait=False, cancel_futures=True)
 

@@ -129,11 +129,13 @@ class SequenceOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Adapter versions by `ref.key`, whole (not a change), sent when it changed."""
+    """Where adapter versions are: what has changed since the last one or, now and then, the whole.
 
-    loading: tuple[str, ...] = ()
-    host: tuple[str, ...] = ()
-    device: tuple[str, ...] = ()
+    places  (`ref.key`, sum of `residency.LOADING`, HOST, DEVICE and PINNED; 0: nowhere any more)
+    """
+
+    places: tuple[tuple[str, int], ...]
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Output:
 
     sequences: tuple[SequenceOutput, ...] = ()
     loads: tuple[Load, ...] = ()
+    discards: tuple[Discard, ...] = ()
     residency: Residency | None = None
     stats: CoreStats | None = None
     at_s: float = 0.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from engine.adapters.quotas import Quotas
 from engine.adapters.residents import ADAPTER_KIND, Residents
 from engine.adapters.version import Version
 from engine.arena import Arena
@@ -14,8 +15,10 @@ from engine.prefix import PrefixNode, PrefixTree
 
 
 class Reclaim:
-    """All or nothing: nothing is evicted where that would not be enough.
+    """All or nothing: nothing is evicted where that would not be enough. Idle adapters of tenants
+    above their quota go ahead of all else.
 
+    quotas: of tenants on the device.
     plan_id, in every call: the last launched plan, which may still use what is evicted.
     """
 
@@ -25,11 +28,13 @@ class Reclaim:
         idle: GreedyDualSize[Hashable],
         prefix: PrefixTree,
         residents: Residents,
+        quotas: Quotas,
     ) -> None:
         self._arena = arena
         self._idle = idle
         self._prefix = prefix
         self._residents = residents
+        self._quotas = quotas
         self.num_evicted = 0
 
     @property
@@ -55,6 +60,23 @@ class Reclaim:
             self._evict_one((ADAPTER_KIND,), plan_id)
         return self.for_pages(num_pages, plan_id)
 
+    def keep_quota(self, version: Version, plan_id: int) -> bool:
+        """The tenant's own idle adapters make way for its next one. False: it is above its quota
+        with it even so."""
+        tenant = version.ref.tenant
+        while self._quotas.excess(tenant, version.num_bytes):
+            victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) == tenant)
+            if not isinstance(victim, Version):
+                return False
+            self.num_evicted += 1
+            self._residents.evict(victim, plan_id)
+        return True
+
+    def free_shortage(self, num_pages: int) -> int:
+        """Pages that would have to come free before a claim of so many that evicts nothing."""
+        beside = self._arena.adapter_pages + num_pages - self._arena.max_adapter_pages
+        return max(num_pages - self._arena.num_free, beside)
+
     def adapter_shortage(self, num_pages: int) -> int:
         """Pages of adapters in use or waited for that would have to go before a claim of so many
         pages leaves the KV reserve alone; 0 or less where idle ones are enough."""
@@ -62,10 +84,19 @@ class Reclaim:
         return after - self._arena.max_adapter_pages
 
     def _evict_one(self, kinds: tuple[str, ...] | None, plan_id: int) -> None:
-        victim = self._idle.pop(kinds)
+        victim = None
+        if self._quotas.over:
+            over = self._quotas.over
+            victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) in over)
+        if victim is None:
+            victim = self._idle.pop(kinds)
         self.num_evicted += 1
         if isinstance(victim, PrefixNode):
             self._arena.free((self._prefix.evict(victim),), plan_id)
         else:
             assert isinstance(victim, Version), "fewer idle pages than counted"
             self._residents.evict(victim, plan_id)
+
+
+def _owner(key: Hashable) -> str | None:
+    return key.ref.tenant if isinstance(key, Version) else None

@@ -6,11 +6,12 @@ from collections import Counter
 
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
+from engine.adapters.retired import retired_now
 from engine.config import ModelConfig
 from engine.counters import Counters
 from engine.errors import Conflict, ErrorInfo
 from engine.holdings import Holdings
-from engine.messages import LoadDone, SequenceOutput
+from engine.messages import Drop, LoadDone, SequenceOutput
 from engine.prefix import PrefixNode
 from engine.queue import WaitingQueue
 from engine.refusal import refusal
@@ -54,7 +55,7 @@ class Requests:
         self._accounts.arrive(request.id, request.tenant)
         self._queue.push(sequence)
         if request.adapter is not None:
-            self._cache.want(request.adapter, sequence.tenant)
+            self._cache.want(request.adapter, request.tenant)
 
     def abort(self, request_id: str, finish: FinishReason) -> None:
         """Ends a request, wherever it is. Nothing happens for one that has ended already."""
@@ -67,6 +68,16 @@ class Requests:
         error = self._cache.on_loaded(done, now)
         if error is not None:
             for sequence in self._queue.waiting_for(done.key):
+                self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
+
+    def retire(self, drop: Drop, now: float) -> None:
+        """A version is retired. Its requests go on, or end here and now where that was ordered."""
+        self._cache.retire(drop, now)
+        if drop.now:
+            key = drop.ref.key
+            running = [s for s in self._running if s.adapter_key == key]
+            for sequence in running + self._queue.waiting_for(key):
+                error = retired_now(drop.ref)
                 self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
 
     def take_outputs(self) -> list[SequenceOutput]:
@@ -96,7 +107,7 @@ class Requests:
         self._counters.num_preemptions += 1
         self._queue.push_front(sequence)
         if sequence.request.adapter is not None:
-            self._cache.want(sequence.request.adapter, sequence.tenant)
+            self._cache.want(sequence.request.adapter, sequence.request.tenant)
 
     def finish(
         self,
@@ -139,7 +150,7 @@ class Requests:
             return error.info()
         if request.adapter is None:
             return None
-        return self._cache.refusal(request.adapter) or self._cache.failure(request.adapter, now)
+        return self._cache.refusal(request.adapter) or self._cache.obstacle(request.adapter, now)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self._queue.remove(sequence)

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.counters import Counters
 from engine.errors import LoraplexError
 from engine.holdings import Holdings
-from engine.messages import CoreStats, LoadDone, SequenceOutput
+from engine.messages import CoreStats, Drop, LoadDone, SequenceOutput
 from engine.pages import NO_PLAN
 from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
 from engine.preemption import Preemption
@@ -92,6 +92,10 @@ class Scheduler:
         """A load has ended; if it failed, so do the requests that wait for it."""
         self._requests.loaded(done, now)
 
+    def retire(self, drop: Drop, now: float) -> None:
+        """A version is retired: see `messages.Drop`."""
+        self._requests.retire(drop, now)
+
     def take_outputs(self) -> list[SequenceOutput]:
         """Ends that no step brought about."""
         return self._requests.take_outputs()
@@ -100,6 +104,8 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, which the caller launches; None where there is nothing for the device."""
+        oldest = self._running.oldest
+        self.cache.turns.oldest = None if oldest is None else oldest.adapter_key
         self.cache.advance(now, self._last_plan)
         for key, is_open in self.cache.take_changes().items():
             self._queue.set_open(key, is_open)
@@ -210,8 +216,8 @@ class Scheduler:
     def _make_way_for_adapters(self, step: Step) -> None:
         """Preempts for adapters that wait for room: users of those that were to yield and have not
         drained in time, and sequences of tenants above their share where it is pages that lack."""
-        for key in self.cache.overdue(step.now):
-            while step.preempt(self._preemption.for_drain(key)):
+        for version in self.cache.turns.overdue(step.now):
+            while step.preempt(self._preemption.for_drain(version.key)):
                 pass
         tenant = self.cache.starved
         if tenant is not None and self._preemption.is_below_share(tenant, 1):

@@ -21,12 +21,17 @@ class Tenant:
     weight          share of the service relative to other tenants, > 0
     max_concurrent  requests of this tenant in progress at once, one ingress
     max_queued      of those, how many may be waiting for their first token
+    max_host_bytes, max_device_bytes  of its adapters on one replica, in host memory and on the
+                    device (None: no limit). At its limit a tenant's own adapters make way for its
+                    next one; see `engine.adapters.quotas`
     """
 
     id: str
     weight: float = 1.0
     max_concurrent: int = 256
     max_queued: int = 128
+    max_host_bytes: int | None = None
+    max_device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ is written by the loader and read by uploads. Standard library only.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 ALIGN_BYTES = 4096
 
@@ -53,6 +54,12 @@ class HostPool:
     def fits(self, num_bytes: int) -> bool:
         """Whether the block would fit into an empty pool."""
         return _aligned(num_bytes) <= self.num_bytes
+
+    def room_beside(self, offsets: Iterable[int]) -> int:
+        """Bytes of the largest block that would fit if these were the only ones held."""
+        starts = sorted(offsets)
+        ends = [0, *(start + self._held[start] for start in starts)]
+        return max(start - end for end, start in zip(ends, [*starts, self.num_bytes], strict=True))
 
     def check(self) -> None:
         """Blocks and gaps tile the memory, and no two gaps touch."""

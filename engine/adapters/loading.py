@@ -7,25 +7,30 @@ back for their size first. Standard library only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from engine.adapters.host import HostPool
-from engine.adapters.version import State, Version
+from engine.adapters.quotas import Quotas
+from engine.adapters.version import State, Tier, Version
 from engine.messages import Load
 
 
 class Loading:
-    """pool: the shared host memory. account: a tenant's account value, the order of loads.
-    on_dropped: called with a version whose block has just left host memory."""
+    """pool: the shared host memory. quotas: of its tenants in it. account: a tenant's account
+    value, the order of loads. on_dropped: called with a version whose block has just left host
+    memory."""
 
     def __init__(
         self,
         pool: HostPool,
+        quotas: Quotas,
         max_loads: int,
         account: Callable[[str], float],
         on_dropped: Callable[[Version], None],
     ) -> None:
         self.pool = pool
+        self._quotas = quotas
         self._max_loads = max_loads
         self._account = account
         self._on_dropped = on_dropped
@@ -48,20 +53,31 @@ class Loading:
     def start(self, now: float) -> list[Load]:
         """The loads to send now."""
         loads: list[Load] = []
-        while self._wanted and len(self._loading) < self._max_loads:
-            version = min(self._wanted.values(), key=self._turn)
+        held_up: set[str] = set()
+        while len(self._loading) < self._max_loads:
+            able = [v for v in self._wanted.values() if v.ref.tenant not in held_up]
+            if not able:
+                break
+            version = min(able, key=self._turn)
+            if not self._keep_quota(version):
+                held_up.add(version.ref.tenant)
+                continue
             offset = self._make_room(version.num_bytes)
             if offset is None:
                 break
-            del self._wanted[version.key]
-            version.state = State.LOADING
-            version.host_offset = offset
-            version.load_id = self._next_id
-            version.began_s = now
-            self._next_id += 1
-            self._loading[version.load_id] = version
-            loads.append(Load(version.load_id, version.ref, offset, version.num_bytes))
+            loads.append(self._begin(version, offset, now))
         return loads
+
+    def _begin(self, version: Version, offset: int, now: float) -> Load:
+        del self._wanted[version.key]
+        version.state = State.LOADING
+        version.host_offset = offset
+        version.load_id = self._next_id
+        version.began_s = now
+        self._next_id += 1
+        self._loading[version.load_id] = version
+        self._quotas.add(version.ref.tenant, version.num_bytes)
+        return Load(version.load_id, version.ref, offset, version.num_bytes)
 
     def done(self, load_id: int) -> Version | None:
         """The version whose load has ended, its block now in host memory or, if it failed, to be
@@ -84,6 +100,7 @@ class Loading:
         version.host_offset = None
         del self._held[version.key]
         del self._worth[version.key]
+        self._quotas.add(version.ref.tenant, -version.num_bytes)
 
     def check(self) -> None:
         self.pool.check()
@@ -94,6 +111,10 @@ class Loading:
         assert set(self._held) == set(self._worth)
         held = [*self._held.values(), *self._loading.values()]
         assert self.pool.num_blocks == len({v.host_offset for v in held}) == len(held)
+        by_tenant: Counter[str] = Counter()
+        for version in held:
+            by_tenant[version.ref.tenant] += version.num_bytes
+        self._quotas.check(by_tenant)
 
     def _make_room(self, num_bytes: int) -> int | None:
         """Offset of a free block, dropping others as needed; None (and nothing dropped in vain but
@@ -101,27 +122,49 @@ class Loading:
         offset = self.pool.allocate(num_bytes)
         if offset is not None:
             return offset
-        droppable = sorted((v for v in self._held.values() if _is_droppable(v)), key=self._value)
+        droppable = sorted(
+            (v for v in self._held.values() if is_droppable(v)), key=self._goes_first
+        )
         if self.pool.num_free + sum(v.num_bytes for v in droppable) < num_bytes:
             return None
         for version in droppable:
-            self._clock = max(self._clock, self._value(version))
-            self.drop(version)
-            self._on_dropped(version)
+            self._make_way(version)
             offset = self.pool.allocate(num_bytes)
             if offset is not None:
                 return offset
         return None
 
+    def _keep_quota(self, version: Version) -> bool:
+        """The tenant's own blocks make way for its next one. False: it has too much that can't at
+        present, and what is on its way to the device soon can."""
+        tenant = version.ref.tenant
+        if not self._quotas.excess(tenant, version.num_bytes):
+            return True
+        own = [v for v in (*self._held.values(), *self._loading.values()) if v.ref.tenant == tenant]
+        for victim in sorted(filter(is_droppable, own), key=self._value):
+            self._make_way(victim)
+            if not self._quotas.excess(tenant, version.num_bytes):
+                return True
+        return all(v.host_offset is None or v.pin is not Tier.COLD for v in own)
+
+    def _make_way(self, version: Version) -> None:
+        self._clock = max(self._clock, self._value(version))
+        self.drop(version)
+        self._on_dropped(version)
+
     def _value(self, version: Version) -> float:
         return self._worth[version.key]
+
+    def _goes_first(self, version: Version) -> tuple[bool, float]:
+        return (version.ref.tenant not in self._quotas.over, self._value(version))
 
     def _turn(self, version: Version) -> tuple[bool, float, int]:
         return (version.num_waiting == 0, self._account(version.tenant), version.order)
 
 
-def _is_droppable(version: Version) -> bool:
-    """On the device anyway, or wanted by nobody."""
+def is_droppable(version: Version) -> bool:
+    """On the device anyway, or wanted by nobody; and not pinned here."""
     if version.state is State.DEVICE:
-        return True
-    return version.state is State.HOST and version.num_waiting == 0
+        return version.pin is not Tier.HOST
+    is_wanted = version.is_asked_for or version.pin is not Tier.COLD
+    return version.state is State.HOST and not is_wanted

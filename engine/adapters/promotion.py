@@ -1,22 +1,29 @@
-"""HOST to DEVICE: who gets a run of the arena next, and who yields theirs.
+"""HOST to DEVICE: who gets a run of the arena next.
 
 Those of the tenant with the least account come first. One that finds no room, even after all that
-is idle has gone, makes others *yield*: admission to them closes, their sequences drain, and once
-enough have drained they go together. Standard library only.
+is idle has gone, makes others yield (`Turns`); once enough have drained they go together. Standard
+library only.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import chain
 
+from engine.adapters.quotas import Quotas
 from engine.adapters.residents import Residents
-from engine.adapters.version import State, Version
+from engine.adapters.turns import Claimant, Turns
+from engine.adapters.version import State, Tier, Version
 from engine.arena import Arena
 from engine.config import AdapterConfig
 from engine.reclaim import Reclaim
 
 MAX_UPLOADS = 4
+MAX_TRIES = 32
+"""In one step: trying every one of a thousand that wait would take longer than the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +37,30 @@ class UploadOrder:
 
 
 class Promotion:
-    """account: a tenant's account value. slack: accounts no further apart count as equal.
-
-    An adapter that is in use or waited for keeps its place for `min_residency_s`, and as long as
-    its tenant is neither ahead of the one that waits for room nor itself waiting for room.
-    """
+    """quotas: of tenants on the device, counted from the claim on. account: a tenant's account
+    value."""
 
     def __init__(
         self,
         arena: Arena,
         residents: Residents,
         reclaim: Reclaim,
+        turns: Turns,
+        quotas: Quotas,
         config: AdapterConfig,
         account: Callable[[str], float],
-        slack: float,
     ) -> None:
         self._arena = arena
         self._residents = residents
         self._reclaim = reclaim
+        self._turns = turns
+        self._quotas = quotas
         self._config = config
         self._account = account
-        self._slack = slack
         self._waiting: dict[str, Version] = {}
         self._claimed: dict[str, Version] = {}
         self._uploading: dict[str, Version] = {}
-        self._is_yielding = False
+        self._keeps_room = False  # for the first that is blocked, since nobody may yield yet
         self.starved: Version | None = None
         """A version that has waited for room for `min_residency_s` or longer while sequences hold
         it: those who would admit a new one let it through first."""
@@ -71,61 +77,66 @@ class Promotion:
         """Nobody waits for it any more. What has been claimed for it is completed all the same."""
         if self._waiting.pop(version.key, None) is not None:
             version.blocked_since_s = None
+            version.is_ordered = False
+            version.goal = Tier.HOST
 
     def advance(self, now: float, plan_id: int) -> list[UploadOrder]:
         """Claims, yields, and the uploads to begin now. plan_id: the last launched plan."""
         self.starved = None
+        self._keeps_room = False
         if self._waiting:
             self._claim_in_turn(now, plan_id)
-        elif self._is_yielding:
-            self._stop_yielding()
+        elif self._turns.is_yielding:
+            self._turns.reopen()
         return self._begin_uploads(now) if self._claimed else []
 
     def uploaded(self, key: str, now: float) -> Version:
         """Its upload is complete: from now on it is a resident."""
         version = self._uploading.pop(key)
         version.upload_s = now - version.began_s
+        version.is_ordered = False
         self._arena.end_upload(version.adapter)
         self._residents.add(version, now)
         return version
-
-    def overdue(self, now: float) -> list[Version]:
-        """Those that were to yield and have not drained within `max_drain_s`."""
-        if not self._is_yielding:
-            return []
-        limit = now - self._config.max_drain_s
-        return [v for v in self._closed() if v.num_leases and _closed_at(v) <= limit]
 
     def check(self) -> None:
         assert all(v.state is State.HOST for v in self._waiting.values())
         assert all(v.state is State.CLAIMED for v in self._claimed.values())
         assert all(v.state is State.UPLOADING for v in self._uploading.values())
-        assert self._is_yielding or not self._closed()
-        num_runs = len(self._claimed) + len(self._uploading) + len(list(self._residents))
-        assert num_runs == self._arena.num_adapters
+        self._turns.check()
+        placed = list(self._placed())
+        assert len(placed) == self._arena.num_adapters
+        by_tenant: Counter[str] = Counter()
+        for version in placed:
+            by_tenant[version.ref.tenant] += version.num_bytes
+        self._quotas.check(by_tenant)
 
     # Claims
 
     def _claim_in_turn(self, now: float, plan_id: int) -> None:
         first_blocked: Version | None = None
-        for version in sorted(self._waiting.values(), key=self._turn):
+        for version in nsmallest(MAX_TRIES, self._waiting.values(), key=self._turn):
             may_claim = version.num_waiting or first_blocked is None
             if may_claim and self._claim(version, plan_id):
                 continue
             if not version.num_waiting:
                 self.unwant(version)
             elif first_blocked is None:
-                if self._claim_from_others(version, now, plan_id):
-                    continue
                 first_blocked = version
-                if self._is_yielding or self.starved:
+                if self._claim_from_others(version, now, plan_id):
+                    first_blocked = None
+                elif self._turns.is_yielding or self.starved or self._keeps_room:
                     break
-        if first_blocked is None and self._is_yielding:
-            self._stop_yielding()
+        if first_blocked is None and self._turns.is_yielding:
+            self._turns.reopen()
 
     def _claim(self, version: Version, plan_id: int) -> bool:
-        """A run for it, from what is free or idle. Only a request that waits is worth evicting."""
-        if version.num_waiting and not self._reclaim.for_adapter(version.num_pages, plan_id):
+        """A run for it, from what is free or idle. Only what is asked for is worth evicting."""
+        if version.is_asked_for:
+            is_within = self._reclaim.keep_quota(version, plan_id) or not self._is_bound(version)
+            if is_within and not self._reclaim.for_adapter(version.num_pages, plan_id):
+                return False
+        elif self._quotas.excess(version.ref.tenant, version.num_bytes):
             return False
         adapter = self._arena.claim(version.num_bytes)
         if adapter is None:
@@ -135,74 +146,60 @@ class Promotion:
         version.state = State.CLAIMED
         version.blocked_since_s = None
         self._claimed[version.key] = version
+        self._quotas.add(version.ref.tenant, version.num_bytes)
         return True
+
+    def _is_bound(self, version: Version) -> bool:
+        """At its tenant's quota, and the tenant's own adapters could make room for it."""
+        tenant = version.ref.tenant
+        if not self._quotas.excess(tenant, version.num_bytes):
+            return False
+        own = sum(
+            v.num_pages
+            for v in self._placed()
+            if v.ref.tenant == tenant and v.pin is not Tier.DEVICE
+        )
+        return own > 0 and self._reclaim.free_shortage(version.num_pages) <= own
 
     def _claim_from_others(self, version: Version, now: float, plan_id: int) -> bool:
         """Makes others yield, and claims once they have."""
         if version.blocked_since_s is None:
             version.blocked_since_s = now
-        shortage = self._reclaim.adapter_shortage(version.num_pages)
-        self._close(version, shortage, now)
-        drained = [v for v in self._closed() if not v.num_leases and not v.is_idle]
+        is_bound = self._is_bound(version)
+        num_available = self._arena.num_free if is_bound else self._reclaim.num_available
+        shortage = (
+            self._reclaim.free_shortage(version.num_pages)
+            if is_bound
+            else self._reclaim.adapter_shortage(version.num_pages)
+        )
+        is_long = now - version.blocked_since_s >= self._config.min_residency_s
+        claimant = Claimant(version, shortage, is_bound)
+        self._keeps_room = self._turns.close(claimant, self._waiting.values(), now) and is_long
+        drained = self._turns.drained()
         num_drained = sum(v.num_pages for v in drained)
-        is_held_by_sequences = self._reclaim.num_available + num_drained < version.num_pages
-        if is_held_by_sequences:
-            if now - version.blocked_since_s >= self._config.min_residency_s:
-                self.starved = version
+        if num_available + num_drained < version.num_pages:
+            self.starved = version if is_long and not is_bound else None
             return False
         if num_drained < shortage:
             return False
         for victim in drained:
             self._residents.evict(victim, plan_id)
             if self._claim(version, plan_id):
-                self._stop_yielding()
+                self._turns.reopen()
                 return True
         return False
 
-    def _close(self, claimant: Version, shortage: int, now: float) -> None:
-        """Closes admission to as many adapters as make up for the shortage, or to none."""
-        num_closed = sum(v.num_pages for v in self._closed() if not v.is_idle)
-        if num_closed >= shortage:
-            return
-        chosen: list[Version] = []
-        for version in sorted(self._yielders(claimant, now), key=self._yields_before):
-            chosen.append(version)
-            num_closed += version.num_pages
-            if num_closed >= shortage:
-                break
-        else:
-            return
-        self._is_yielding = True
-        for version in chosen:
-            self._residents.close(version, now)
+    def _placed(self) -> chain[Version]:
+        """Whatever has a run of the arena."""
+        return chain(self._residents, self._claimed.values(), self._uploading.values())
 
-    def _yielders(self, claimant: Version, now: float) -> list[Version]:
-        waiting_tenants = {version.tenant for version in self._waiting.values()}
-        limit = self._account(claimant.tenant) + self._slack
-        oldest = now - self._config.min_residency_s
-        return [
-            v
-            for v in self._residents
-            if v.is_open
-            and not v.is_idle
-            and v.resident_since_s <= oldest
-            and (v.tenant in waiting_tenants or self._account(v.tenant) > limit)
-        ]
-
-    def _stop_yielding(self) -> None:
-        self._is_yielding = False
-        self._residents.reopen()
-
-    def _closed(self) -> list[Version]:
-        if not self._is_yielding:
-            return []
-        return [version for version in self._residents if version.closed_since_s is not None]
-
-    def _turn(self, version: Version) -> tuple[bool, float, int]:
-        return (version.num_waiting == 0, self._account(version.tenant), version.order)
-
-    def _yields_before(self, version: Version) -> tuple[float, float]:
-        return (-self._account(version.tenant), version.resident_since_s)
+    def _turn(self, version: Version) -> tuple[bool, bool, float, int]:
+        return (
+            not version.num_waiting,
+            not version.is_ordered,
+            self._account(version.tenant),
+            version.order,
+        )
 
     # Uploads
 
@@ -222,8 +219,3 @@ class Promotion:
                     UploadOrder(version.key, version.host_offset, version.num_bytes, start)
                 )
         return orders
-
-
-def _closed_at(version: Version) -> float:
-    assert version.closed_since_s is not None
-    return version.closed_since_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
+from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Version
 from engine.arena import Arena
 from engine.eviction import GreedyDualSize
@@ -18,16 +19,19 @@ ADAPTER_KIND = "adapter"
 class Residents:
     """idle: shared with the prefix tree. Exactly the idle adapters (`Version.is_idle`) are in it,
     each worth the seconds to bring it back. Whoever pops one there calls `evict`.
+    quotas: of tenants on the device; what is evicted counts no longer.
     on_evicted: called with a version that has just left the device."""
 
     def __init__(
         self,
         arena: Arena,
         idle: GreedyDualSize[Hashable],
+        quotas: Quotas,
         on_evicted: Callable[[Version], None],
     ) -> None:
         self._arena = arena
         self._idle = idle
+        self._quotas = quotas
         self._on_evicted = on_evicted
         self._by_index: dict[int, Version] = {}
         self._stale: set[int] = set()
@@ -54,6 +58,7 @@ class Residents:
         if version.is_idle:
             self.num_idle_pages -= version.num_pages
         self._arena.release(version.adapter, plan_id)
+        self._quotas.add(version.ref.tenant, -version.num_bytes)
         del self._by_index[version.adapter]
         self._stale.add(version.adapter)
         self._changes[version.key] = False
@@ -64,6 +69,8 @@ class Residents:
 
     def refresh(self, version: Version) -> None:
         """Call after its leases or its waiting requests have changed: idle or not?"""
+        if version.state is not State.DEVICE:
+            return
         is_listed = version in self._idle
         if version.is_idle and not is_listed:
             self._idle.touch(version, version.cost_s, version.num_pages, ADAPTER_KIND)
@@ -71,6 +78,11 @@ class Residents:
         elif is_listed and not version.is_idle:
             self._idle.remove(version)
             self.num_idle_pages -= version.num_pages
+
+    def touch(self, version: Version) -> None:
+        """It will be used soon: an idle one is worth its cost again."""
+        if version.is_idle:
+            self._idle.touch(version, version.cost_s, version.num_pages, ADAPTER_KIND)
 
     def close(self, version: Version, now: float) -> None:
         """Admit no request to it from now on, so that it drains."""

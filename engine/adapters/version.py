@@ -43,6 +43,9 @@ class State(Enum):
 class Version:
     """key               `ref.key`, kept: a list of all residents asks for it of each
     tenant            whose request was the first of those that wait, or waited last
+    goal              how near a request or a prefetch wants it: HOST or DEVICE
+    is_ordered        an operator wants it there: what is idle makes way, as for a request
+    pin               the tier at which it is kept, waited for or not (COLD: at none)
     order             counts first wishes: the less, the longer it has been wanted
     num_waiting       queued requests
     num_leases        sequences that use it
@@ -58,6 +61,9 @@ class Version:
     num_bytes: int
     num_pages: int
     tenant: str
+    goal: Tier = Tier.HOST
+    is_ordered: bool = False
+    pin: Tier = Tier.COLD
     order: int = 0
     state: State = State.WANTED
     num_waiting: int = 0
@@ -93,9 +99,20 @@ class Version:
         return self.state is State.DEVICE and self.closed_since_s is None
 
     @property
+    def is_unused(self) -> bool:
+        """No request uses it or waits for it."""
+        return not self.num_leases and not self.num_waiting
+
+    @property
     def is_idle(self) -> bool:
-        """On the device, unused and not waited for: the first to go."""
-        return self.state is State.DEVICE and not self.num_leases and not self.num_waiting
+        """On the device, unused and not pinned there: the first to go."""
+        is_kept = self.num_leases or self.num_waiting or self.pin is Tier.DEVICE
+        return self.state is State.DEVICE and not is_kept
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Worth an eviction: requests wait for it, or an operator ordered it."""
+        return bool(self.num_waiting) or self.is_ordered
 
     @property
     def cost_s(self) -> float:

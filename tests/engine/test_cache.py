@@ -121,7 +121,9 @@ def test_a_failed_load_fails_those_that_wait_for_it_and_nobody_else(depth: int) 
     world.run()
     for name, answer in world.answers.items():
         if name.startswith("bad"):
-            assert (answer.finish, answer.error) == (FinishReason.ERROR, GONE)
+            # Sooner than a failure is forgotten, a new try would be told the same.
+            told = replace(GONE, retry_after_s=AdapterConfig().failure_ttl_s)
+            assert (answer.finish, answer.error) == (FinishReason.ERROR, told)
         else:
             assert answer.finish is FinishReason.LENGTH
     assert tier(world, adapter("bad")) is Tier.COLD

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.adapters.layout import AdapterLayout
+from engine.adapters.residency import ResidencyTable
 from engine.config import (
     AccountConfig,
     AdapterConfig,
@@ -17,7 +18,7 @@ from engine.config import (
 )
 from engine.engine import Engine, build_engine
 from engine.errors import ErrorInfo
-from engine.messages import CoreStats, Load, LoadDone, Output, Residency
+from engine.messages import CoreStats, Discard, Load, LoadDone, Output
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from tests.support.device_model import DeviceModel
 from tests.support.virtual import VirtualClock
@@ -99,7 +100,8 @@ class World:
         self.answers: dict[str, Answer] = {}
         self.loads: list[Load] = []
         self.loading: list[tuple[float, Load]] = []
-        self.residency = Residency()
+        self.residency = ResidencyTable()
+        self.discards: list[Discard] = []
         self.stats: list[CoreStats] = []
         self.checks = True
 
@@ -168,8 +170,10 @@ class World:
             self.loads.append(load)
             self.loading.append((self.clock() + self.load_s, load))
         if output.residency is not None:
-            assert output.residency != self.residency, "sent though nothing changed"
-            self.residency = output.residency
+            before = self.residency.lists()
+            self.residency.apply(output.residency)
+            assert self.residency.lists() != before, "sent though nothing changed"
+        self.discards += output.discards
         if output.stats is not None:
             self.stats.append(output.stats)
         for part in output.sequences:
