@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from deployments.registry.adapter_record import AdapterRecord
@@ -15,7 +16,7 @@ TIERS = ("device", "host", "loading")
 
 
 def adapter_view(record: AdapterRecord) -> dict[str, Any]:
-    """What the registry says."""
+    """What the registry says. condemned: how many older versions wait to be removed."""
     return {
         "object": "adapter",
         "tenant": record.tenant,
@@ -23,7 +24,17 @@ def adapter_view(record: AdapterRecord) -> dict[str, Any]:
         "model": f"{record.tenant}/{record.name}",
         "status": record.status,
         "digest": record.current,
+        "aliases": {
+            name: {
+                "digest": alias.digest,
+                "canary": alias.canary,
+                "weight": alias.weight,
+                "history": list(alias.history),
+            }
+            for name, alias in sorted(record.aliases.items())
+        },
         "versions": [_version_view(v) for v in reversed(record.versions)],
+        "condemned": len(record.condemned),
     }
 
 
@@ -57,6 +68,11 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
         "max_concurrent": record.max_concurrent,
         "max_queued": record.max_queued,
         "suspended": record.suspended,
+        "self_publish": record.self_publish,
+        "max_adapters": record.max_adapters,
+        "max_adapter_bytes": record.max_adapter_bytes,
+        "max_rank": record.max_rank,
+        "allowed_ranks": list(record.allowed_ranks),
         "created_s": record.created_s,
     }
 
@@ -79,6 +95,7 @@ def _version_view(version: VersionRecord) -> dict[str, Any]:
         "warnings": list(version.warnings),
         "retired_s": version.retired_s,
         "retired_by": version.retired_by,
+        "probes": [asdict(p) for p in version.probes],
     }
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deployments.handles import RayControl, RayReplicas
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.replica import Replica
+from engine.adapters.store import open_store
 from engine.model.revision import base_revision
 
 ROUTER = "router.request_router:AdapterRouter"
@@ -44,6 +46,7 @@ class Ingress:
             registry=open_registry(config.registry_url),
             model=RayReplicas(replicas),
             control=RayControl(control),
+            store=open_store(config.store_url),
             adds_request_id=False,  # Serve's proxy does
         )
 
@@ -59,13 +62,23 @@ class ControlHost:
 
         self._control = Control(config)
 
-    async def publish(
-        self, tenant: str, name: str, folder: str, by: str, base: str | None
-    ) -> dict[str, Any]:
-        return await self._control.publish(tenant, name, folder, by, base)
+        self._sweeping: asyncio.Task[None] | None = None
 
-    async def retire(self, tenant: str, name: str, by: str) -> dict[str, Any]:
-        return await self._control.retire(tenant, name, by)
+    async def check_health(self) -> None:
+        """The first call begins to sweep: the constructor has no event loop of its own."""
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._control.run())
+
+    async def stage(self, order: dict[str, Any]) -> dict[str, Any]:
+        return await self._control.stage(order)
+
+    async def register(
+        self, version: dict[str, Any], alias: str | None, weight: float | None
+    ) -> dict[str, Any]:
+        return await self._control.register(version, alias, weight)
+
+    async def sweep(self, dry_run: bool) -> dict[str, Any]:
+        return await self._control.sweep(dry_run)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -18,16 +18,27 @@ RandomBytes = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records."""
+    """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records.
+    self_publish: a tenant that may change its own adapters."""
 
     tenant: Tenant | None
     hint: str
+    self_publish: bool = False
 
     def as_tenant(self) -> Tenant:
         """Raises PermissionDenied for an admin key."""
         if self.tenant is None:
             raise PermissionDenied("An admin key serves no tenant. Use one of a tenant's keys.")
         return self.tenant
+
+    def as_publisher(self) -> Caller:
+        """Raises PermissionDenied for a tenant's key, unless it may change its own adapters."""
+        if self.tenant is not None and not self.self_publish:
+            raise PermissionDenied(
+                "This needs an admin key, or the tenant's flag self_publish: loraplex tenants"
+                " change TENANT --self-publish."
+            )
+        return self
 
     def as_admin(self) -> Caller:
         """Raises PermissionDenied for a tenant's key."""

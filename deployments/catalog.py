@@ -24,6 +24,8 @@ from engine.types import AdapterRef
 
 logger = logging.getLogger(__name__)
 MAX_ABSENT = 10_000
+PAGE = 1000
+"""Records read at once."""
 
 
 class Catalog:
@@ -93,7 +95,7 @@ class Catalog:
             raise wrong_key()
         if tenant.suspended:
             raise PermissionDenied(f"Tenant {tenant.id} is suspended.", code="tenant_suspended")
-        return Caller(tenant.tenant(), record.hint)
+        return Caller(tenant.tenant(), record.hint, tenant.self_publish)
 
     async def resolve(self, model: str, tenant: str, session: str = "") -> AdapterRef:
         """The version that `model` means for `tenant`, by its session (or user) where an alias
@@ -149,12 +151,16 @@ class Catalog:
 
 
 def _read_all(registry: Registry) -> tuple[Directory, int]:
-    """Everything, and the revision to go on from."""
-    listing = registry.list("")
-    directory = Directory()
-    for entry in listing.entries:
-        _apply(directory, Event(entry.key, entry.value, entry.rev))
-    return directory, listing.rev
+    """Everything, and the revision to go on from. By pages: records parsed but not yet taken over
+    need several times the memory of the copy."""
+    directory, page = Directory(), registry.list("", limit=PAGE)
+    rev = page.rev
+    while True:
+        for entry in page.entries:
+            _apply(directory, Event(entry.key, entry.value, entry.rev))
+        if len(page.entries) < PAGE:
+            return directory, rev
+        page = registry.list("", after=page.entries[-1].key, limit=PAGE)
 
 
 def _apply(directory: Directory, event: Event) -> None:

@@ -69,6 +69,10 @@ class ChatTemplate:
         tokens = {k: _token_text(special[k]) for k in SPECIAL_TOKENS if special.get(k)}
         return cls(_source(folder, config), tokens, now=now)
 
+    @property
+    def exists(self) -> bool:
+        return self._template is not None
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> str:

@@ -23,6 +23,7 @@ from deployments import limits
 from deployments.config_sections import (
     BaseSection,
     IngressSection,
+    PublishSection,
     ReplicaSection,
     RouterSection,
     Section,
@@ -59,6 +60,7 @@ class AppConfig(Section):
     replica: ReplicaSection = ReplicaSection()
     ingress: IngressSection = IngressSection()
     router: RouterSection = RouterSection()
+    publish: PublishSection = PublishSection()
 
     @property
     def registry_url(self) -> str:
@@ -67,6 +69,11 @@ class AppConfig(Section):
     @property
     def store_url(self) -> str:
         return self.store or f"file://{quote(str(self.data_dir / 'objects'))}"
+
+    @property
+    def grace_s(self) -> float:
+        """How long what was retired may still be needed by a request that began before."""
+        return self.ingress.request_timeout_s + self.publish.sweep_margin_s
 
     def max_model_len(self) -> int:
         """Tokens of prompt and output together. Raises ConfigError above what the model knows."""

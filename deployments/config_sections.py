@@ -163,3 +163,25 @@ class RouterSection(Section):
     min_bound: Count | Auto = "auto"
     stats_period_s: Seconds = 0.5
     stats_timeout_s: Seconds = 5
+
+
+class PublishSection(Section):
+    """What may be published, and how long what is replaced stays.
+
+    import_store    a store (as `store`) whose imports/<tenant>/ a tenant's adapters may come from
+    max_upload_bytes  of one upload, and of what is taken from the import store
+    max_uploads     at once, in one ingress process
+    max_rank, allowed_ranks  of every module; none: any. A tenant's record may narrow them
+    keep_versions   of an adapter, besides those that an alias stands for or would go back to
+    sweep_period_s  between sweeps of the object store
+    sweep_margin_s  how much longer than the longest request a retired version's object stays
+    """
+
+    import_store: str = ""
+    max_upload_bytes: Count = 2 << 30
+    max_uploads: Count = 4
+    max_rank: Count | None = None
+    allowed_ranks: tuple[Count, ...] = ()
+    keep_versions: Annotated[int, Field(ge=0, le=1000)] = 10
+    sweep_period_s: Seconds = 900
+    sweep_margin_s: Annotated[float, Field(ge=0)] = 60

@@ -1,24 +1,32 @@
-"""The control deployment: publishes and retires adapters.
+"""The control deployment: what needs torch or must be done once for the service.
 
-One replica, with torch on the CPU. Its work blocks on disk and processor, so it runs in threads of
-its own and the replica's event loop stays free. Answers are plain: a record, or {"error": ...}.
+It checks, stores and registers adapters, and sweeps the object store. One replica, on the CPU. Its
+work blocks on disk and processor, so it runs in threads of its own and the replica's event loop
+stays free. Answers are plain: a value, or {"error": ...}.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from deployments.adapters import Adapters, Placing
+from deployments.claims import Claims
 from deployments.config import AppConfig
 from deployments.import_folder import ImportFolder
-from deployments.publisher import Publisher, PublishPolicy, ServedBase
+from deployments.judge import Judge, PublishPolicy, ServedBase
+from deployments.orders import Order, Source
+from deployments.publisher import Publisher
 from deployments.registry import open_registry
-from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.registry import Registry
+from deployments.registry.version_record import VersionRecord
+from deployments.sources import Sources
+from deployments.sweep import Sweep
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
 from engine.adapters.weights import SERVING_DTYPES
@@ -27,6 +35,7 @@ from engine.errors import LoraplexError
 from engine.model.revision import base_revision
 from engine.model.spec import BackboneSpec
 
+logger = logging.getLogger(__name__)
 MAX_PUBLISHES = 2
 """At once: each holds an adapter in memory."""
 
@@ -37,68 +46,115 @@ class Control:
     """Undecorated, so that tests make one as it is. `clock` gives Unix seconds."""
 
     def __init__(self, config: AppConfig, clock: Callable[[], float] = time.time) -> None:
-        engine = config.engine_config()
-        spec = BackboneSpec.load(config.base.path)
         self._registry: Registry = open_registry(config.registry_url)
-        base = ServedBase(
-            name=config.base.name,
-            accepts=frozenset({config.base.name, *config.base.accepts}),
-            revision=base_revision(config.base.path, config.base.revision),
-            table=spec.modules,
-            weights=BaseWeights(config.base.path),
-        )
-        dtype = SERVING_DTYPES[engine.model.dtype]
-        policy = PublishPolicy(
-            dtype,
-            max_adapter_bytes(engine, spec, dtype.itemsize),
-            allowed_keys=config.allowed_adapter_keys,
+        store = open_store(config.store_url)
+        imports = config.publish.import_store
+        claims = Claims()
+        adapters = Adapters(
+            self._registry, store, keep_versions=config.publish.keep_versions, clock=clock
         )
         self._publisher = Publisher(
             self._registry,
-            open_store(config.store_url),
-            base,
-            policy,
-            ImportFolder(config.import_root),
+            store,
+            _judge(config),
+            Sources(
+                ImportFolder(config.import_root),
+                store,
+                open_store(imports) if imports else None,
+                config.publish.max_upload_bytes,
+            ),
+            adapters,
+            claims,
             clock,
         )
+        self._sweep = Sweep(
+            self._registry, store, adapters, claims, grace_s=config.grace_s, clock=clock
+        )
+        self._sweep_period_s = config.publish.sweep_period_s
         self._threads = ThreadPoolExecutor(MAX_PUBLISHES, thread_name_prefix="control")
+        # On its own, so that a long sweep takes no publisher's place.
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+
+    async def stage(self, order: Mapping[str, Any]) -> Answer:
+        """order: the fields of `Order`. See `Publisher.stage`. Answers the version's record."""
+
+        def work() -> Answer:
+            source = Source(**order["source"])
+            return self._publisher.stage(Order(**{**order, "source": source})).to_value()
+
+        return await self._answer(self._threads, work)
+
+    async def register(
+        self, version: Mapping[str, Any], alias: str | None, weight: float | None
+    ) -> Answer:
+        """See `Publisher.register`. Answers the adapter's record."""
+
+        def work() -> Answer:
+            record = VersionRecord.from_value(version)
+            return self._publisher.register(record, Placing(alias, weight)).to_value()
+
+        return await self._answer(self._threads, work)
 
     async def publish(
         self, tenant: str, name: str, folder: str, by: str, base: str | None = None
     ) -> Answer:
-        """See `Publisher.publish`. Answers the adapter's record."""
+        """Stage a folder below the import root and make it production. The adapter's record."""
+        order = Order(tenant, name, Source(folder=folder), by, base)
+        return await self._answer(self._threads, lambda: self._publisher.publish(order).to_value())
+
+    async def sweep(self, dry_run: bool = False) -> Answer:
+        """See `Sweep.run`; while one runs, the next waits for it."""
         return await self._answer(
-            lambda: describe(
-                self._publisher.publish(tenant=tenant, name=name, folder=folder, by=by, base=base)
-            )
+            self._sweeper, lambda: dataclasses.asdict(self._sweep.run(dry_run))
         )
 
-    async def retire(self, tenant: str, name: str, by: str) -> Answer:
-        """See `Publisher.retire`. Answers the adapter's record."""
-        return await self._answer(
-            lambda: describe(self._publisher.retire(tenant=tenant, name=name, by=by))
-        )
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            await asyncio.sleep(self._sweep_period_s)
+            answer = await self.sweep()
+            if "error" in answer:
+                logger.warning("sweep: %s", answer["error"]["message"])
 
     def close(self) -> None:
         self._threads.shutdown()
+        self._sweeper.shutdown()
         self._registry.close()
 
-    async def _answer(self, work: Callable[[], Answer]) -> Answer:
+    async def _answer(self, threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         except LoraplexError as error:
             return {"error": dataclasses.asdict(error.info())}
 
 
-def describe(record: AdapterRecord) -> Answer:
-    """The record as it is stored, with its status."""
-    return {**record.to_value(), "status": record.status}
+def _judge(config: AppConfig) -> Judge:
+    engine = config.engine_config()
+    spec = BackboneSpec.load(config.base.path)
+    base = ServedBase(
+        name=config.base.name,
+        accepts=frozenset({config.base.name, *config.base.accepts}),
+        revision=base_revision(config.base.path, config.base.revision),
+        table=spec.modules,
+        weights=BaseWeights(config.base.path),
+    )
+    dtype = SERVING_DTYPES[engine.model.dtype]
+    policy = PublishPolicy(
+        dtype,
+        max_adapter_bytes(engine, spec, dtype.itemsize),
+        allowed_keys=config.allowed_adapter_keys,
+        max_rank=config.publish.max_rank,
+        allowed_ranks=config.publish.allowed_ranks,
+    )
+    return Judge(base, policy)
 
 
 def max_adapter_bytes(config: EngineConfig, spec: BackboneSpec, itemsize: int) -> int:
     """What a replica can hold of one adapter: its arena less the reserved page and the KV of one
-    longest sequence, and no more than its host memory."""
+    longest sequence, and no more than its host memory; that alone where a GPU finds its arena."""
     memory = config.memory
+    if memory.arena_bytes is None:
+        return memory.host_bytes
     page_bytes = spec.kv_bytes_per_token(itemsize) * memory.page_tokens
     reserve = 1 + -(-config.model.max_model_len // memory.page_tokens)
     arena = (memory.arena_bytes // page_bytes - reserve) * page_bytes

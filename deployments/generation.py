@@ -44,6 +44,11 @@ class Model(Protocol):
         self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
     ) -> ReplicaStream: ...
 
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
+        """Tell every replica that these versions are retired; how many heard it. now: what runs on
+        them ends at once, with an error. Raises Unavailable where some can't be told in time."""
+        ...
+
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         """What each replica says of itself. Raises Unavailable when none answers in time."""
         ...

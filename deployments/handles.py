@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 import grpc  # type: ignore[import-untyped]
@@ -20,9 +21,13 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.adapters import Placing
 from deployments.answers import Event, error_of
+from deployments.orders import Order
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.version_record import VersionRecord
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
+from engine.types import AdapterRef, adapter_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +61,23 @@ class RayReplicas:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(timeout_s))
         return await asyncio.shield(self._asking)
+
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
+        async def told(ref: AdapterRef) -> list[Any]:
+            response = self._handle.broadcast("drop", adapter_to_wire(ref), now)
+            answers: list[Any] = await response.results_async(
+                timeout_s=timeout_s, return_exceptions=True
+            )
+            return answers
+
+        try:
+            answers = await asyncio.gather(*(told(ref) for ref in refs))
+        except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError) as error:
+            raise Unavailable(f"Not every replica was told: {error}.", retry_after_s=1.0) from None
+        failed = [a for of_ref in answers for a in of_ref if isinstance(a, BaseException)]
+        if failed:
+            logger.warning("drop: %s", failed[0])
+        return max((sum(a is None for a in of_ref) for of_ref in answers), default=0)
 
     async def _ask(self, timeout_s: float) -> list[Mapping[str, Any]]:
         try:
@@ -99,17 +121,19 @@ class RayControl:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def publish(
-        self, *, tenant: str, name: str, folder: str, by: str, base: str | None
-    ) -> AdapterRecord:
-        return await self._call("publish", tenant, name, folder, by, base)
+    async def stage(self, order: Order) -> VersionRecord:
+        return VersionRecord.from_value(await self._call("stage", asdict(order)))
 
-    async def retire(self, *, tenant: str, name: str, by: str) -> AdapterRecord:
-        return await self._call("retire", tenant, name, by)
+    async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord:
+        answer = await self._call("register", version.to_value(), placing.alias, placing.weight)
+        return AdapterRecord.from_value(answer)
 
-    async def _call(self, method: str, *args: Any) -> AdapterRecord:
+    async def sweep(self, dry_run: bool) -> dict[str, Any]:
+        return await self._call("sweep", dry_run)
+
+    async def _call(self, method: str, *args: Any) -> dict[str, Any]:
         try:
-            answer = await self._handle.options(method_name=method).remote(*args)
+            answer: dict[str, Any] = await self._handle.options(method_name=method).remote(*args)
         except (RayError, RayServeException) as error:
             logger.warning("control: %s", error)
             raise Unavailable(
@@ -117,7 +141,7 @@ class RayControl:
             ) from None
         if "error" in answer:
             raise error_of(answer["error"])
-        return AdapterRecord.from_value(answer)
+        return answer
 
 
 def _translated(error: Exception) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class ImportFolder:
     def __init__(self, root: Path | None) -> None:
         self._root = None if root is None else root.resolve()
 
+    def of_tenant(self, tenant: str) -> ImportFolder:
+        """What the tenant itself may publish from: the folder of its name below the root."""
+        return ImportFolder(None if self._root is None else self._root / tenant)
+
     def files(self, folder: str) -> AdapterFiles:
         """The adapter in `folder`, given from the root or in full.
 
@@ -44,7 +49,8 @@ class ImportFolder:
         """
         if self._root is None:
             raise InvalidRequest(
-                "This service has no import root: its operator must set import_root.",
+                "This service has no import root: its operator must set import_root. Or upload the"
+                " adapter.",
                 code="no_import_root",
                 param="folder",
             )
@@ -62,19 +68,7 @@ class ImportFolder:
         path = self._inside(folder / name)
         if path.is_file():
             return path
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
-        if pickles:
-            raise AdapterRejected(
-                f"{pickles[0][:80]} is a pickle, which can run code when it is read. Save the"
-                " adapter again with PEFT's save_pretrained(..., safe_serialization=True).",
-                code="adapter_is_pickle",
-                param="folder",
-            )
-        raise AdapterRejected(
-            f"The folder has no file {name}. Publish a folder that PEFT saved.",
-            code="adapter_incomplete",
-            param="folder",
-        )
+        raise missing_file(name, (p.name for p in folder.iterdir()))
 
     def _inside(self, path: Path) -> Path:
         assert self._root is not None
@@ -89,3 +83,20 @@ class ImportFolder:
                 param="folder",
             )
         return resolved
+
+
+def missing_file(name: str, there: Iterable[str]) -> AdapterRejected:
+    """Why an adapter without the file `name` is refused; `there`: the names of its files."""
+    pickles = sorted(n for n in there if n.endswith(PICKLES))
+    if pickles:
+        return AdapterRejected(
+            f"{pickles[0][:80]} is a pickle, which can run code when it is read. Save the"
+            " adapter again with PEFT's save_pretrained(..., safe_serialization=True).",
+            code="adapter_is_pickle",
+            param="folder",
+        )
+    return AdapterRejected(
+        f"The folder has no file {name}. Publish a folder that PEFT saved.",
+        code="adapter_incomplete",
+        param="folder",
+    )

@@ -18,7 +18,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from deployments.admin_routes import Admin, Control
+from deployments.adapter_routes import AdapterRoutes, Control
+from deployments.adapters import Adapters
+from deployments.admin_routes import Admin
 from deployments.catalog import Catalog
 from deployments.chat_template import ChatTemplate
 from deployments.config import AppConfig
@@ -30,6 +32,7 @@ from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.tenants import Tenants
 from deployments.tokenising import Tokeniser
+from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
 from router.admission import Admission
 
@@ -58,6 +61,7 @@ class Parts:
     registry: Registry
     model: Model
     control: Control
+    store: ObjectStore
     sources: Sources = field(default_factory=_sources)
     adds_request_id: bool = True
 
@@ -98,17 +102,35 @@ def create_app(parts: Parts) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(openai_router(serving, catalog, limits.max_body_bytes))
-    admin = Admin(
-        catalog=catalog,
-        registry=parts.registry,
-        tenants=tenants,
-        control=parts.control,
-        replicas=parts.model,
-        max_body_bytes=limits.max_body_bytes,
-    )
+    admin = Admin(catalog, tenants, parts.control, parts.model, limits.max_body_bytes)
+    app.include_router(_adapter_routes(parts, catalog, tenants, serving).router())
     app.include_router(admin.router())
     _add_probes(app, serving)
     return app
+
+
+def _adapter_routes(
+    parts: Parts, catalog: Catalog, tenants: Tenants, serving: Serving
+) -> AdapterRoutes:
+    publish, limits = parts.config.publish, parts.config.ingress
+    return AdapterRoutes(
+        catalog=catalog,
+        adapters=Adapters(
+            parts.registry,
+            parts.store,
+            keep_versions=publish.keep_versions,
+            clock=parts.sources.wall,
+        ),
+        tenants=tenants,
+        control=parts.control,
+        replicas=parts.model,
+        serving=serving,
+        store=parts.store,
+        max_body_bytes=limits.max_body_bytes,
+        max_upload_bytes=publish.max_upload_bytes,
+        max_uploads=publish.max_uploads,
+        settle_s=2 * limits.registry_poll_s,
+    )
 
 
 def _add_probes(app: FastAPI, serving: Serving) -> None:

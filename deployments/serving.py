@@ -126,24 +126,52 @@ class Serving:
         ref, tenant = await self._resolve(body.model, caller, session or body.session)
         num = self._num_sequences(body)
         with self.place(), self.admission.admit(tenant, num) as ticket:
-            requests = expand(
-                body,
-                await self._tokens(body),
-                tenant=tenant,
-                ref=ref,
-                limits=self.limits,
-                draw_seed=lambda: self.sources.bits(64),
-                request_id=request_id,
-            )
-            generation = Generation(
-                model=self.replicas,
-                requests=requests,
-                ref=ref,
-                timeout_s=self.timeout_s,
-                clock=self.sources.monotonic,
-                nonce=self.sources.word,
-            )
+            generation = await self._generation(request_id, body, tenant, ref, self.timeout_s)
             yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket)
+
+    async def answer_as(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        ref: AdapterRef,
+        body: ChatBody | CompletionBody,
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        """The whole answer of the version `ref`, whatever names stand for: nobody's request, so it
+        takes a place of this process but none of the tenant's. Raises as `job`."""
+        with self.place():
+            generation = await self._generation(request_id, body, tenant, ref, timeout_s)
+            answer = Answer(self._head(request_id, ref, body), self._num_sequences(body))
+            async with aclosing(generation.events()) as batches:
+                async for batch in batches:
+                    answer.add(batch)
+            return answer.whole()
+
+    async def _generation(
+        self,
+        request_id: str,
+        body: ChatBody | CompletionBody,
+        tenant: Tenant,
+        ref: AdapterRef | None,
+        timeout_s: float,
+    ) -> Generation:
+        requests = expand(
+            body,
+            await self._tokens(body),
+            tenant=tenant,
+            ref=ref,
+            limits=self.limits,
+            draw_seed=lambda: self.sources.bits(64),
+            request_id=request_id,
+        )
+        return Generation(
+            model=self.replicas,
+            requests=requests,
+            ref=ref,
+            timeout_s=timeout_s,
+            clock=self.sources.monotonic,
+            nonce=self.sources.word,
+        )
 
     def models(self, caller: Caller) -> list[dict[str, Any]]:
         """The base, then the caller's adapters (an admin's: all)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from deployments.auth import RandomBytes, key_hint, new_key
 from deployments.registry.records import (
     KEYS,
+    SUSPENDED,
     TENANTS,
     KeyRecord,
     Role,
@@ -18,6 +19,8 @@ from deployments.registry.records import (
 )
 from deployments.registry.registry import ABSENT, Registry
 from engine.errors import Conflict, NotFound
+
+MAX_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,51 @@ class Tenants:
         return key
 
     def get(self, tenant: str) -> TenantRecord:
+        return self._get(tenant)[0]
+
+    def _get(self, tenant: str) -> tuple[TenantRecord, int]:
         entry = self._registry.get(tenant_key(check_name(tenant, "tenant")))
         if entry is None:
             raise NotFound(f"There is no tenant {tenant}.", param="tenant")
-        return TenantRecord.from_value(entry.value)
+        return TenantRecord.from_value(entry.value), entry.rev
 
-    def views(self) -> list[TenantView]:
-        """All, by id."""
+    def change(self, tenant: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
+        """Apply `change` to the record as it is when it is written. Raises NotFound, Conflict."""
+        for _ in range(MAX_ATTEMPTS):
+            record, rev = self._get(tenant)
+            changed = change(record)
+            if changed == record:
+                return record
+            try:
+                self._registry.put(changed.key, changed.to_value(), rev)
+            except Conflict:
+                continue
+            return changed
+        raise Conflict(f"Tenant {tenant} keeps changing. Try again.")
+
+    def suspend(self, tenant: str) -> TenantRecord:
+        """Its keys serve nothing until `resume`. Raises NotFound."""
+        return self.change(tenant, lambda record: record.with_flag(SUSPENDED, True))
+
+    def resume(self, tenant: str) -> TenantRecord:
+        """Raises NotFound."""
+        return self.change(tenant, lambda record: record.with_flag(SUSPENDED, False))
+
+    def views(self, after: str = "", limit: int | None = None) -> tuple[list[TenantView], bool]:
+        """The first `limit` (None: all) whose id sorts behind `after`, and whether there are
+        more."""
         hints: dict[str, list[str]] = {}
         for key, _ in self._keys():
             if key.tenant is not None and key.revoked_s is None:
                 hints.setdefault(key.tenant, []).append(key.hint)
-        records = [TenantRecord.from_value(e.value) for e in self._registry.list(TENANTS).entries]
-        return [TenantView(r, tuple(sorted(hints.get(r.id, ())))) for r in records]
+        listing = self._registry.list(
+            TENANTS,
+            after=tenant_key(after) if after else "",
+            limit=None if limit is None else limit + 1,
+        )
+        records = [TenantRecord.from_value(e.value) for e in listing.entries]
+        views = [TenantView(r, tuple(sorted(hints.get(r.id, ())))) for r in records]
+        return views[:limit], limit is not None and len(views) > limit
 
     def create_admin_key(self) -> str:
         return self._add_key(Role.ADMIN, None)

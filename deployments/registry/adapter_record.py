@@ -20,7 +20,7 @@ from deployments.registry.alias import (
 )
 from deployments.registry.records import adapter_key, known_fields
 from deployments.registry.upgrade import ADAPTER_VERSION, upgraded
-from deployments.registry.version_record import VersionRecord
+from deployments.registry.version_record import Condemned, VersionRecord
 from engine.errors import Conflict, InvalidRequest, NotFound
 from engine.types import AdapterRef
 
@@ -28,14 +28,6 @@ COLLECTED = "keep_versions"
 """Who retired a version that nothing named any more."""
 MAX_ALIASES = 32
 MAX_CONDEMNED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Condemned:
-    """A tombstone of which only this is left, until the sweep has removed its object."""
-
-    digest: str
-    retired_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +101,16 @@ class AdapterRecord:
             " begins so.",
             param="version",
         )
+
+    def tombstones(self, selector: str | None = None) -> list[VersionRecord]:
+        """Retired versions, all or those that the beginning of a digest means."""
+        dead = [v for v in self.versions if not v.live]
+        if selector is None:
+            return dead
+        live = is_digest(selector) and self._pick(selector, lambda: 1.0) is not None
+        if live or not is_digest(selector):
+            return []
+        return [v for v in dead if v.ref.digest.startswith(selector)]
 
     def _pick(self, selector: str | None, at: Callable[[], float]) -> str | None:
         if selector is not None and is_digest(selector):

@@ -80,3 +80,11 @@ class VersionRecord:
                 "probes": tuple(Probe(**p) for p in value.get("probes", ())),
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A tombstone of which only this is left, until the sweep has removed its object."""
+
+    digest: str
+    retired_s: float

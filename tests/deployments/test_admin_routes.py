@@ -16,7 +16,16 @@ REQUESTS = [
     ("GET", "/v1/replicas", None),
     ("GET", "/v1/tenants", None),
     ("POST", "/v1/tenants", {"id": "t3"}),
+    ("PATCH", "/v1/tenants/t1", {"weight": 2}),
     ("POST", "/v1/tenants/t1/rotate-key", None),
+    ("POST", "/v1/tenants/t1/suspend", None),
+    ("POST", "/v1/tenants/t1/resume", None),
+    ("POST", "/v1/store/sweep", {}),
+    ("POST", "/v1/adapters/t1/bot/promote", {"version": "aaaaaaaa"}),
+    ("POST", "/v1/adapters/t1/bot/rollback", {}),
+    ("DELETE", "/v1/adapters/t1/bot/aliases/beta", None),
+    ("DELETE", "/v1/adapters/t1/bot/versions/aaaaaaaa", None),
+    ("GET", "/v1/adapters/t1/bot/versions/production/files/adapter_config.json", None),
 ]
 
 
@@ -90,7 +99,15 @@ async def test_a_refused_publish_keeps_its_reason(admin, world):
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "tenant"),
+        ({}, "name"),
+        ({"name": "new", "folder": "x"}, "tenant"),
+        ({**PUBLISH, "prefix": "x"}, "folder"),
+        ({"tenant": "t2", "name": "new"}, "folder"),
+        ({**PUBLISH, "weight": 2}, "weight"),
+        ({**PUBLISH, "as": "beta", "promote": False}, "promote"),
+        ({**PUBLISH, "probes": [{"prompt": ""}]}, "probes"),
+        ({**PUBLISH, "probes": [{"prompt": "x", "max_tokens": 65}]}, "probes"),
+        ({**PUBLISH, "probes": [{"prompt": "x"}] * 9}, "probes"),
         ({**PUBLISH, "folder": ""}, "folder"),
         ({**PUBLISH, "folder": 7}, "folder"),
         ({**PUBLISH, "fodler": "x"}, "fodler"),
@@ -118,6 +135,51 @@ async def test_bad_tenant_bodies_change_nothing(admin, world, body, status):
     before = world.registry.list("")
     error_of(await admin.post("/v1/tenants", json=body), status)
     assert world.registry.list("") == before
+
+
+async def test_a_tenant_changes_as_the_body_says(admin, world):
+    made = await admin.post("/v1/tenants", json={"id": "t3", "max_rank": 8, "self_publish": True})
+    assert (made.json()["max_rank"], made.json()["self_publish"]) == (8, True)
+    body = {"weight": 3, "max_rank": None, "allowed_ranks": [16, 8, 8], "max_adapters": 0}
+    changed = (await admin.patch("/v1/tenants/t3", json=body)).json()
+    assert changed["weight"] == 3.0 and changed["max_rank"] is None
+    assert (changed["allowed_ranks"], changed["max_adapters"]) == ([8, 16], 0)
+    assert changed["self_publish"] and changed["max_concurrent"] == 256
+    for bad in ({"weight": 0}, {"id": "t4"}, {"max_rank": 0}, {"max_queued": None}):
+        error_of(await admin.patch("/v1/tenants/t3", json=bad), 400)
+    error_of(await admin.patch("/v1/tenants/t9", json={}), 404)
+
+
+async def test_a_suspended_tenant_is_served_again_once_it_is_resumed(admin, world):
+    mine = bearer(world.keys["t1"])
+
+    async def becomes(status):
+        async with asyncio.timeout(5):
+            while (await admin.get("/v1/models", headers=mine)).status_code != status:
+                await asyncio.sleep(0.02)
+
+    await becomes(200)
+    assert (await admin.post("/v1/tenants/t1/suspend")).json()["suspended"]
+    await becomes(403)
+    assert not (await admin.post("/v1/tenants/t1/resume")).json()["suspended"]
+    await becomes(200)
+    error_of(await admin.post("/v1/tenants/t9/suspend"), 404)
+
+
+async def test_a_sweep_says_what_it_removed(admin, world):
+    report = (await admin.post("/v1/store/sweep", json={"dry_run": True})).json()
+    assert report["dry_run"] and report["removed"][0]["why"] == "orphan"
+    world.control.error = Unavailable("the store is away")
+    error_of(await admin.post("/v1/store/sweep", json={}), 503)
+
+
+async def test_tenants_come_in_pages(admin):
+    first = (await admin.get("/v1/tenants", params={"limit": 1})).json()
+    assert [t["id"] for t in first["data"]] == ["t1"] and first["has_more"]
+    rest = (await admin.get("/v1/tenants", params={"after": first["last"]})).json()
+    assert [t["id"] for t in rest["data"]] == ["t2"] and not rest["has_more"]
+    for bad in ("0", "1001", "x", "", "-1", "99999999999"):
+        error_of(await admin.get("/v1/tenants", params={"limit": bad}), 400)
 
 
 async def test_what_is_not_there(admin):

@@ -10,7 +10,8 @@ from deployments.edge import read_json
 from deployments.openai_protocol import ChatBody, CompletionBody, parse
 from deployments.registry.records import TenantRecord
 from engine.errors import InvalidRequest
-from tests.support.ingress import CONTEXT, InProcess, World, bearer, error_of, publish
+from tests.support.ingress import CONTEXT, InProcess, World, bearer, error_of
+from tests.support.memory_control import publish
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from deployments.import_folder import ImportFolder
+from deployments.judge import PublishPolicy
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import adapter_key
 from engine.adapters.digest import Manifest
@@ -143,21 +144,22 @@ def test_tenants_share_neither_names_nor_objects(keeping):
     tensors = lora_tensors(keeping.spec)
     one, two = (keeping.publish(tensors, tenant=t).ref for t in ("acme", "beta"))
     assert one.digest == two.digest and one.key != two.key
-    keeping.publisher.retire(tenant="acme", name="bot", by="admin")
+    keeping.adapters.retire("acme", "bot", "admin")
     assert keeping.publish(tensors, tenant="beta").ref == two
 
 
 def test_a_retired_name_is_a_tombstone_until_it_is_published_again(keeping):
     tensors = lora_tensors(keeping.spec)
     digest = keeping.publish(tensors).ref.digest
-    gone = keeping.publisher.retire(tenant="acme", name="bot", by="bob")
+    gone = keeping.adapters.retire("acme", "bot", "bob")
+    assert [ref.digest for ref in keeping.adapters.unused(gone)] == [digest]
     assert gone.status == "retired" and gone.ref is None
     assert (gone.versions[0].retired_by, gone.versions[0].retired_s) == ("bob", 100.0)
-    assert keeping.publisher.retire(tenant="acme", name="bot", by="eve") == gone
+    assert keeping.adapters.retire("acme", "bot", "eve") == gone
     back = keeping.publish(tensors)
     assert back.current == digest and back.versions[0].retired_s is None
     with pytest.raises(NotFound):
-        keeping.publisher.retire(tenant="acme", name="nobody", by="bob")
+        keeping.adapters.retire("acme", "nobody", "bob")
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def test_a_bad_name_reaches_nothing(keeping, bad, what):
     with pytest.raises(InvalidRequest):
         keeping.publish_folder("x", **{what: bad})
     with pytest.raises(InvalidRequest):
-        keeping.publisher.retire(**{"tenant": "acme", "name": "bot", what: bad}, by="x")
+        keeping.adapters.retire(**{"tenant": "acme", "name": "bot", what: bad}, by="x")
 
 
 def test_an_unknown_tenant_is_not_found(keeping):
@@ -292,7 +294,7 @@ def test_a_value_that_is_not_finite_is_refused_by_its_tensor(keeping, value):
 
 
 def test_the_serving_dtype_decides_what_is_finite(tmp_path):
-    keeping = make_keeping(tmp_path, dtype=torch.float16)
+    keeping = make_keeping(tmp_path, policy=PublishPolicy(torch.float16, 1 << 20))
     tensors = lora_tensors(keeping.spec)
     tensors[f"{P}model.layers.2.self_attn.v_proj.lora_B.weight"][0, 0] = 1e6
     refused(keeping, AdapterRejected, tensors, words="float16")
@@ -314,7 +316,7 @@ def test_an_adapter_that_does_nothing_is_published_with_a_warning(keeping):
 
 
 def test_an_adapter_beyond_a_replica_s_room_is_refused_with_both_numbers(tmp_path):
-    keeping = make_keeping(tmp_path, max_adapter_bytes=3071)
+    keeping = make_keeping(tmp_path, policy=PublishPolicy(torch.float32, 3071))
     message = refused(keeping, AdapterRejected, lora_tensors(keeping.spec)).message
     assert "3072" in message and "3071" in message
     keeping.registry.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from deployments.config import AppConfig, load
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
-from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
-from deployments.registry.version_record import VersionRecord
 from deployments.tenants import Tenants
-from engine.errors import LoraplexError, NotFound
+from engine.adapters.store import (
+    ObjectStore,
+    open_store,
+)
+from engine.errors import LoraplexError
 from engine.types import AdapterRef
+from tests.support.memory_control import REVISION, MemoryControl, publish
 
-REVISION = "b" * 64
 CONTEXT = 64
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}"
@@ -124,12 +126,15 @@ class ScriptedStream:
 
 @dataclass
 class ScriptedModel:
-    """Replicas whose every call goes as `script` says. `calls`: what was asked, with the keys."""
+    """Replicas whose every call goes as `script` says. `calls`: what was asked, with the keys;
+    `drops`: what was told to be retired, which fails as `deaf` says."""
 
     script: Script = echo
     calls: list[tuple[Mapping[str, Any], str, str]] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
     replies: list[Mapping[str, Any]] | LoraplexError = field(default_factory=list)
+    drops: list[tuple[list[AdapterRef], bool]] = field(default_factory=list)
+    deaf: LoraplexError | None = None
 
     def generate(
         self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
@@ -137,6 +142,12 @@ class ScriptedModel:
         self.calls.append((call, ring_key, adapter_key))
         self.streams.append(ScriptedStream(self.script(call)))
         return self.streams[-1]
+
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
+        self.drops.append((list(refs), now))
+        if self.deaf is not None:
+            raise self.deaf
+        return 1
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         if isinstance(self.replies, LoraplexError):
@@ -151,43 +162,6 @@ class ScriptedModel:
 
 
 @dataclass
-class MemoryControl:
-    """Publishes anything at once, or fails with `error`."""
-
-    registry: Registry
-    error: LoraplexError | None = None
-
-    async def publish(
-        self, *, tenant: str, name: str, folder: str, by: str, base: str | None
-    ) -> AdapterRecord:
-        if self.error is not None:
-            raise self.error
-        return publish(self.registry, tenant, name, digest=f"{len(folder):064x}", by=by)
-
-    async def retire(self, *, tenant: str, name: str, by: str) -> AdapterRecord:
-        entry = self.registry.get(f"adapter/{tenant}/{name}")
-        if entry is None:
-            raise NotFound("no such adapter")
-        record = AdapterRecord.from_value(entry.value).retired(9.0, by)
-        self.registry.put(record.key, record.to_value(), entry.rev)
-        return record
-
-
-def publish(
-    registry: Registry, tenant: str, name: str, *, digest: str = "a" * 64, by: str = "test"
-) -> AdapterRecord:
-    """Put a version straight into the registry."""
-    uri = f"adapters/{tenant}/{digest}"
-    ref = AdapterRef(tenant, name, digest, REVISION, (8,), 1024, 4096, uri)
-    version = VersionRecord(ref, 7.0, by, "tiny", None, ("model.layers.*.q_proj",), 2)
-    entry = registry.get(f"adapter/{tenant}/{name}")
-    before = AdapterRecord(tenant, name) if entry is None else AdapterRecord.from_value(entry.value)
-    record = before.with_version(version).promoted(digest)
-    registry.put(record.key, record.to_value(), None)
-    return record
-
-
-@dataclass
 class World:
     """One ingress's surroundings: tenants t1 and t2 with a key each, an admin key; t1/bot."""
 
@@ -196,6 +170,7 @@ class World:
     tenants: Tenants
     model: ScriptedModel
     control: MemoryControl
+    store: ObjectStore
     keys: dict[str, str]
 
     @classmethod
@@ -213,10 +188,12 @@ class World:
             keys[tenant] = tenants.create(TenantRecord(tenant))[1]
         publish(registry, "t1", "bot")
         model = ScriptedModel()
-        return cls(config, registry, tenants, model, MemoryControl(registry), keys)
+        store = open_store(config.store_url)
+        control = MemoryControl(registry, store)
+        return cls(config, registry, tenants, model, control, store, keys)
 
     def parts(self, **changes: Any) -> Parts:
-        parts = Parts(self.config, REVISION, self.registry, self.model, self.control)
+        parts = Parts(self.config, REVISION, self.registry, self.model, self.control, self.store)
         return replace(parts, **changes)
 
 

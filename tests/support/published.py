@@ -8,16 +8,25 @@ from pathlib import Path
 
 import torch
 
+from deployments.adapters import Adapters, Placing
+from deployments.claims import Claims
 from deployments.import_folder import ImportFolder
-from deployments.publisher import Publisher, PublishPolicy, ServedBase
+from deployments.judge import Judge, PublishPolicy, ServedBase
+from deployments.orders import Order, Source
+from deployments.publisher import Publisher
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
-from deployments.registry.registry import ABSENT
+from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.sqlite import SqliteRegistry
+from deployments.sources import Sources
+from deployments.sweep import Sweep
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.folder_store import FolderStore
+from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import BASE_NAME, write_adapter, write_base
+
+GRACE_S = 660.0
 
 
 @dataclass
@@ -26,7 +35,10 @@ class Keeping:
     spec: BackboneSpec
     registry: SqliteRegistry
     store: FolderStore
+    import_store: FolderStore
     publisher: Publisher
+    adapters: Adapters
+    sweep: Sweep
     now: list[float]
 
     @property
@@ -39,40 +51,62 @@ class Keeping:
         write_adapter(self.imports / folder, tensors, config)
         return self.publish_folder(folder, tenant=tenant, name=name, **options)
 
-    def publish_folder(self, folder, *, tenant="acme", name="bot", **options) -> AdapterRecord:
-        return self.publisher.publish(
-            **{"tenant": tenant, "name": name, "folder": str(folder), "by": "admin", **options}
+    def publish_folder(
+        self, folder, *, by="admin", base=None, placing=None, **where
+    ) -> AdapterRecord:
+        return self.publish_from(
+            Source(folder=str(folder)), by=by, base=base, placing=placing, **where
         )
+
+    def publish_from(
+        self, source, *, tenant="acme", name="bot", by="admin", base=None, placing=None
+    ) -> AdapterRecord:
+        order = Order(tenant, name, source, by, base)
+        return self.publisher.publish(order, placing or Placing())
+
+    def record(self, tenant="acme", name="bot") -> AdapterRecord:
+        """As the registry has it now; its invariants are checked."""
+        record = self.adapters.get(tenant, name)
+        record.check()
+        return record
 
 
 def make_keeping(
     root: Path,
     *,
-    dtype: torch.dtype = torch.float32,
-    max_adapter_bytes: int = 1 << 20,
-    wrap_store: Callable[[FolderStore], FolderStore] = lambda store: store,
+    policy: PublishPolicy | None = None,
+    keep_versions: int = 10,
+    wrap_store: Callable[[FolderStore], ObjectStore] = lambda store: store,
+    wrap_registry: Callable[[SqliteRegistry], Registry] = lambda registry: registry,
 ) -> Keeping:
-    """Tenants acme and beta, nothing published. `now` is the publisher's clock."""
-    spec = write_base(root / "base")
-    (root / "imports").mkdir()
+    """Tenants acme and beta, nothing published. `now` is everybody's clock. What is there already
+    below `root` is opened again."""
+    (root / "imports").mkdir(exist_ok=True)
+    fresh = not (root / "base").exists()
+    spec = write_base(root / "base") if fresh else BackboneSpec.load(root / "base")
     registry = SqliteRegistry(root / "registry.db")
-    for tenant in ("acme", "beta"):
+    for tenant in ("acme", "beta") if fresh else ():
         record = TenantRecord(tenant)
         registry.put(record.key, record.to_value(), ABSENT)
-    store = wrap_store(FolderStore(root / "objects"))
+    store = FolderStore(root / "objects")
+    import_store = FolderStore(root / "import-store")
     now = [100.0]
-    publisher = Publisher(
-        registry,
-        store,
-        ServedBase(
-            BASE_NAME,
-            frozenset({BASE_NAME, "tiny/llama-alias"}),
-            "rev-1",
-            spec.modules,
-            BaseWeights(root / "base"),
-        ),
-        PublishPolicy(dtype, max_adapter_bytes),
-        ImportFolder(root / "imports"),
-        lambda: now[0],
+    base = ServedBase(
+        BASE_NAME,
+        frozenset({BASE_NAME, "tiny/llama-alias"}),
+        "rev-1",
+        spec.modules,
+        BaseWeights(root / "base"),
     )
-    return Keeping(root, spec, registry, store, publisher, now)
+    judge = Judge(base, policy or PublishPolicy(torch.float32, 1 << 20))
+    used_registry, used_store = wrap_registry(registry), wrap_store(store)
+    sources = Sources(ImportFolder(root / "imports"), used_store, import_store, 1 << 24)
+
+    def clock() -> float:
+        return now[0]
+
+    claims = Claims()
+    adapters = Adapters(used_registry, used_store, keep_versions=keep_versions, clock=clock)
+    publisher = Publisher(used_registry, used_store, judge, sources, adapters, claims, clock)
+    sweep = Sweep(used_registry, used_store, adapters, claims, grace_s=GRACE_S, clock=clock)
+    return Keeping(root, spec, registry, store, import_store, publisher, adapters, sweep, now)

@@ -13,10 +13,9 @@ from deployments.registry.adapter_record import (
     COLLECTED,
     MAX_CONDEMNED,
     AdapterRecord,
-    Condemned,
 )
 from deployments.registry.alias import Alias, check_alias, is_selector, position
-from deployments.registry.version_record import Probe, VersionRecord
+from deployments.registry.version_record import Condemned, Probe, VersionRecord
 from engine.errors import Conflict, InvalidRequest, LoraplexError, NotFound
 from engine.types import AdapterRef
 

@@ -1,0 +1,314 @@
+"""The endpoints that publish, name, show and retire adapters, in the words of the command line.
+
+An admin's key may all; a tenant's key the same with its own adapters, where its record has the flag
+self_publish. To it other tenants' adapters are not found, in the same words as unknown ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.adapter_views import adapter_view, resident_view
+from deployments.adapters import Adapters, Placing
+from deployments.auth import Caller, bearer_key
+from deployments.catalog import Catalog
+from deployments.edge import BODY_TIMEOUT_S, read_json
+from deployments.generation import Model
+from deployments.import_folder import missing_file
+from deployments.orders import Order, Source, upload_prefix
+from deployments.probes import answered
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import check_name
+from deployments.registry.version_record import VersionRecord
+from deployments.rest_bodies import PromoteBody, PublishBody, RollbackBody, page, page_limit, parse
+from deployments.serving import Serving
+from deployments.tenants import Tenants
+from deployments.uploads import Upload
+from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
+from engine.errors import InvalidRequest, NotFound, Unavailable
+from engine.types import AdapterRef
+
+logger = logging.getLogger(__name__)
+STATUS_TIMEOUT_S = 3.0
+DROP_TIMEOUT_S = 5.0
+FILES = (CONFIG, TENSORS, MANIFEST)
+
+
+class Control(Protocol):
+    """What needs torch, or one process for all. Raises the errors of `engine.errors`."""
+
+    async def stage(self, order: Order) -> VersionRecord: ...
+
+    async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord: ...
+
+    async def sweep(self, dry_run: bool) -> Mapping[str, Any]: ...
+
+
+@dataclass(slots=True, eq=False)
+class AdapterRoutes:
+    """The handlers.
+
+    max_body_bytes    of a JSON body
+    max_upload_bytes, max_uploads  of an adapter's tensors; of bodies at once
+    settle_s          after it every ingress knows of a change
+    """
+
+    catalog: Catalog
+    adapters: Adapters
+    tenants: Tenants
+    control: Control
+    replicas: Model
+    serving: Serving
+    store: ObjectStore
+    max_body_bytes: int
+    max_upload_bytes: int
+    max_uploads: int
+    settle_s: float
+    _num_uploads: int = field(default=0, init=False)
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/adapters")
+        add = router.add_api_route
+        one = "/{tenant}/{name}"
+        add("", self.list, methods=["GET"])
+        add("", self.publish, methods=["POST"])
+        add(one, self.show, methods=["GET"])
+        add(one, self.retire, methods=["DELETE"])
+        add(one + "/promote", self.promote, methods=["POST"])
+        add(one + "/rollback", self.roll_back, methods=["POST"])
+        add(one + "/aliases/{alias}", self.remove_alias, methods=["DELETE"])
+        add(one + "/versions/{version}", self.retire, methods=["DELETE"])
+        add(one + "/versions/{version}/files/{file}", self.download, methods=["GET"])
+        return router
+
+    # Showing --------------------------------------------------------------------------------------
+    async def list(self, request: Request, tenant: str | None = None, after: str = "") -> Response:
+        caller = await self._caller(request)
+        if caller.tenant is not None:
+            tenant = self._own(caller, tenant)
+        limit = page_limit(request.query_params.get("limit"))
+        records, has_more = await asyncio.to_thread(self.adapters.page, tenant, after, limit)
+        statuses = await self._statuses()
+        views = [resident_view(r, statuses) for r in records]
+        return page(views, records[-1].model if records else None, has_more)
+
+    async def show(self, request: Request, tenant: str, name: str) -> Response:
+        self._scope(await self._caller(request), tenant, name)
+        record = await asyncio.to_thread(self.adapters.get, tenant, name)
+        return JSONResponse(resident_view(record, await self._statuses()))
+
+    async def download(
+        self, request: Request, tenant: str, name: str, version: str, file: str
+    ) -> Response:
+        """A stored file of a version: what was published, or its manifest."""
+        self._scope(await self._caller(request), tenant, name)
+        record = await asyncio.to_thread(self.adapters.get, tenant, name)
+        if file not in FILES:
+            raise NotFound(f"A version has the files {', '.join(FILES)}.", param="file")
+        ref = record.find(version).ref
+        key = f"{object_prefix(tenant, ref.digest)}/{file}"
+        size = await asyncio.to_thread(self.store.size, key)
+        if size is None:
+            raise NotFound(
+                f"The stored object has lost its {file}. Publish its files again.", param="file"
+            )
+
+        def pieces() -> Iterator[bytes]:
+            yield from self.store.read(key)
+
+        headers = {"content-length": str(size), "x-loraplex-adapter-version": ref.digest}
+        return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+
+    # Publishing -----------------------------------------------------------------------------------
+    async def publish(self, request: Request) -> Response:
+        """From JSON (a folder or a prefix), or a multipart form with the adapter's files."""
+        caller = await self._caller(request)
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            async with self._uploaded(request, caller) as (body, source):
+                return await self._publish(caller, body, source)
+        body = parse(PublishBody, await read_json(request, self.max_body_bytes))
+        if (body.folder is None) == (body.prefix is None):
+            raise InvalidRequest(
+                "Give one of folder and prefix, or upload the files.", param="folder"
+            )
+        own = caller.tenant is not None
+        return await self._publish(caller, body, Source(body.folder, own, body.prefix))
+
+    async def _publish(self, caller: Caller, body: PublishBody, source: Source) -> Response:
+        """Check and store; ask the probes; then the name changes, or nothing does."""
+        placing, probes = body.placing(), body.asked()
+        order = Order(self._owner(caller, body), body.name, source, caller.hint, body.base)
+        version = await self.control.stage(order)
+        if probes:
+            tenant = await asyncio.to_thread(self.tenants.get, order.tenant)
+            version = await answered(self.serving, version, tenant.tenant(), probes)
+        record = await self.control.register(version, placing)
+        digest = version.ref.digest
+        logger.info("%s published %s of %s as %s", order.by, digest, record.model, placing.alias)
+        return JSONResponse({**adapter_view(record), "version": digest}, status_code=201)
+
+    @asynccontextmanager
+    async def _uploaded(
+        self, request: Request, caller: Caller
+    ) -> AsyncIterator[tuple[PublishBody, Source]]:
+        """The form's fields, and its files in the object store, where control finds them."""
+        if self._num_uploads >= self.max_uploads:
+            raise Unavailable(
+                f"This ingress takes {self.max_uploads} uploads at once. Try again shortly.",
+                code="overloaded",
+                retry_after_s=5.0,
+            )
+        self._num_uploads += 1
+        try:
+            with tempfile.TemporaryDirectory(prefix="loraplex-") as scratch:
+                upload = Upload(
+                    request.headers["content-type"], Path(scratch), self.max_upload_bytes
+                )
+                await upload.read(request.stream(), BODY_TIMEOUT_S)
+                body = parse(PublishBody, _form_values(upload.fields))
+                tenant = check_name(self._owner(caller, body), "tenant")
+                for name in (CONFIG, TENSORS):
+                    if name not in upload.files:
+                        raise missing_file(name, upload.files)
+                sources = self.serving.sources
+                word = f"{int(sources.wall())}-{sources.word()}"
+                prefix = upload_prefix(tenant, word)
+                for name in (CONFIG, TENSORS):
+                    await asyncio.to_thread(
+                        self.store.put, f"{prefix}/{name}", Path(scratch) / name
+                    )
+            yield body, Source(upload=word)
+        finally:
+            self._num_uploads -= 1
+
+    # Naming and retiring --------------------------------------------------------------------------
+    async def promote(self, request: Request, tenant: str, name: str) -> Response:
+        caller = self._scope(await self._caller(request), tenant, name)
+        body = parse(PromoteBody, await read_json(request, self.max_body_bytes))
+        return await self._change(
+            f"{caller.hint} promoted {body.version} of {tenant}/{name} as {body.alias}",
+            lambda: self.adapters.promote(
+                tenant, name, body.version, body.placing(), expect=body.expect
+            ),
+        )
+
+    async def roll_back(self, request: Request, tenant: str, name: str) -> Response:
+        caller = self._scope(await self._caller(request), tenant, name)
+        body = parse(RollbackBody, await read_json(request, self.max_body_bytes))
+        return await self._change(
+            f"{caller.hint} rolled {tenant}/{name}@{body.alias} back",
+            lambda: self.adapters.roll_back(tenant, name, body.alias, expect=body.expect),
+        )
+
+    async def remove_alias(self, request: Request, tenant: str, name: str, alias: str) -> Response:
+        caller = self._scope(await self._caller(request), tenant, name)
+        return await self._change(
+            f"{caller.hint} removed {tenant}/{name}@{alias}",
+            lambda: self.adapters.remove_alias(tenant, name, alias),
+        )
+
+    async def retire(
+        self,
+        request: Request,
+        tenant: str,
+        name: str,
+        version: str | None = None,
+    ) -> Response:
+        """?now=true: running requests of what is retired end at once, with an error."""
+        now = _flag(request, "now")
+        caller = self._scope(await self._caller(request), tenant, name)
+        record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
+        logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
+        refs = await asyncio.to_thread(self.adapters.unused, record, version)
+        await self._drop(refs, now)
+        return JSONResponse(adapter_view(record))
+
+    async def _change(self, what: str, change: Callable[[], AdapterRecord]) -> Response:
+        record = await asyncio.to_thread(change)
+        logger.info("%s: production is %s", what, record.current)
+        return JSONResponse(adapter_view(record))
+
+    async def _drop(self, refs: Sequence[AdapterRef], now: bool) -> None:
+        """With `now` twice: what an ingress let in before it knew ends too."""
+        if not refs:
+            return
+        try:
+            await self.replicas.drop(refs, now, DROP_TIMEOUT_S)
+            if now:
+                await asyncio.sleep(self.settle_s)
+                await self.replicas.drop(refs, now, DROP_TIMEOUT_S)
+        except Unavailable as error:
+            if not now:  # copies that nobody uses go in time anyhow
+                logger.warning("retired versions stay on replicas for a while: %s", error.message)
+                return
+            raise Unavailable(
+                "It is retired, but not every replica could be told to end what runs on it. Retire"
+                " it with --now once more.",
+                code="not_told",
+                retry_after_s=1.0,
+            ) from None
+
+    # Who may --------------------------------------------------------------------------------------
+    async def _caller(self, request: Request) -> Caller:
+        """Raises Unauthenticated, PermissionDenied."""
+        key = bearer_key(request.headers.get("authorization"))
+        return (await self.catalog.caller(key)).as_publisher()
+
+    def _scope(self, caller: Caller, tenant: str, name: str) -> Caller:
+        """Raises NotFound, as for what isn't there, where the adapter is another tenant's."""
+        check_name(tenant, "tenant")
+        check_name(name, "name")
+        if caller.tenant is not None and caller.tenant.id != tenant:
+            raise NotFound(f"There is no adapter {tenant}/{name}.", param="name")
+        return caller
+
+    def _own(self, caller: Caller, tenant: str | None) -> str:
+        assert caller.tenant is not None
+        if tenant not in (None, caller.tenant.id):
+            raise NotFound(f"Tenant {str(tenant)[:80]!r} does not exist.", param="tenant")
+        return caller.tenant.id
+
+    def _owner(self, caller: Caller, body: PublishBody) -> str:
+        """Whose the adapter is to be. Raises NotFound, InvalidRequest."""
+        if caller.tenant is not None:
+            return self._own(caller, body.tenant)
+        if body.tenant is None:
+            raise InvalidRequest("tenant: an admin says whose adapter it is.", param="tenant")
+        return body.tenant
+
+    async def _statuses(self) -> Sequence[Mapping[str, Any]]:
+        try:
+            return await self.replicas.statuses(STATUS_TIMEOUT_S)
+        except Unavailable:
+            return []
+
+
+def _flag(request: Request, name: str) -> bool:
+    """Raises InvalidRequest for what is neither true nor false."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} is true or false.", param=name)
+    return value == "true"
+
+
+def _form_values(fields: Mapping[str, str]) -> dict[str, Any]:
+    """A form's fields as the JSON body has them: numbers, booleans and lists are written so."""
+    values: dict[str, Any] = dict(fields)
+    for name in ("weight", "promote", "probes"):
+        if name in values:
+            try:
+                values[name] = json.loads(values[name])
+            except (ValueError, RecursionError):
+                raise InvalidRequest(f"{name} is not JSON.", param=name) from None
+    return values

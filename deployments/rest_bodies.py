@@ -1,0 +1,132 @@
+"""The JSON bodies and list pages of the endpoints that change or show what the registry has."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
+
+from deployments.adapters import Placing
+from deployments.probes import MAX_ANSWER_TOKENS, check_probes
+from deployments.registry.alias import PRODUCTION
+from deployments.registry.version_record import Probe
+from engine.errors import InvalidRequest
+
+B = TypeVar("B", bound=BaseModel)
+MAX_PAGE = 1000
+DEFAULT_PAGE = 100
+Weight = Annotated[float, Field(ge=0, le=1)]
+Rank = Annotated[int, Field(ge=1)]
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ProbeBody(Body):
+    prompt: str
+    max_tokens: int = MAX_ANSWER_TOKENS // 2
+    expect: str = ""
+
+
+class PublishBody(Body):
+    """tenant: the caller's own unless an admin's; exactly one of folder, prefix and an upload."""
+
+    tenant: str | None = None
+    name: str
+    folder: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    prefix: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    base: str | None = None
+    alias: str | None = Field(default=None, alias="as")
+    weight: Weight | None = None
+    promote: bool = True
+    probes: list[ProbeBody] = []
+
+    def placing(self) -> Placing:
+        """Raises InvalidRequest where it is to be promoted and not."""
+        if not self.promote:
+            if self.alias is not None or self.weight is not None:
+                raise InvalidRequest(
+                    "`as` and `weight` give the version a name; promote false gives it none.",
+                    param="promote",
+                )
+            return Placing(None)
+        return Placing(self.alias or PRODUCTION, self.weight)
+
+    def asked(self) -> tuple[Probe, ...]:
+        """Raises InvalidRequest."""
+        return check_probes([Probe(p.prompt, p.max_tokens, p.expect) for p in self.probes])
+
+
+class PromoteBody(Body):
+    """version: a digest's beginning or an alias. expect: what the name must stand for till now."""
+
+    version: str = Field(min_length=1, max_length=64)
+    alias: str | None = Field(default=None, alias="as")
+    weight: Weight | None = None
+    expect: Annotated[str, Field(min_length=8, max_length=64)] | None = None
+
+    def placing(self) -> Placing:
+        return Placing(self.alias or PRODUCTION, self.weight)
+
+
+class RollbackBody(Body):
+    alias: str = Field(default=PRODUCTION, alias="as")
+    expect: Annotated[str, Field(min_length=8, max_length=64)] | None = None
+
+
+class SweepBody(Body):
+    dry_run: bool = False
+
+
+class TenantLimits(Body):
+    """What of a tenant can be changed; absent: as it is; null, where it may be: no limit."""
+
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    max_concurrent: Limit = 256
+    max_queued: Limit = 128
+    max_adapters: Annotated[int, Field(ge=0)] | None = None
+    max_adapter_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_rank: Rank | None = None
+    allowed_ranks: Annotated[list[Rank], Field(max_length=64)] = []
+    self_publish: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """Those that the body names, as a record has them, but for the flag."""
+        found = self.model_dump(include=self.model_fields_set - {"self_publish", "id"})
+        if "allowed_ranks" in found:
+            found["allowed_ranks"] = tuple(sorted(set(found["allowed_ranks"])))
+        return found
+
+
+class TenantBody(TenantLimits):
+    id: str
+
+
+def parse(body_type: type[B], values: Any) -> B:
+    """Raises InvalidRequest that names the field."""
+    if not isinstance(values, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    try:
+        return body_type.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(p) for p in problem["loc"])
+        raise InvalidRequest(f"{where}: {problem['msg']}.", param=where or None) from None
+
+
+def page_limit(given: str | None) -> int:
+    """How many of a list a client wants at once. Raises InvalidRequest."""
+    if given is None:
+        return DEFAULT_PAGE
+    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= MAX_PAGE:
+        raise InvalidRequest(f"limit is a number from 1 to {MAX_PAGE}.", param="limit")
+    return int(given)
+
+
+def page(data: list[dict[str, Any]], last: str | None, has_more: bool) -> JSONResponse:
+    """One page of a list. last: what `after` is to be for the next one."""
+    return JSONResponse({"object": "list", "data": data, "last": last, "has_more": has_more})
