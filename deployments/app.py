@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from deployments.registry import open_registry
 from deployments.replica import Replica
 from engine.adapters.store import open_store
 from engine.model.revision import base_revision
+
+log = logging.getLogger("loraplex.app")
 
 ROUTER = "router.request_router:AdapterRouter"
 AUTOSCALER = "router.autoscaling:SlotPressurePolicy"
@@ -92,6 +96,7 @@ def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Applic
     Raises ConfigError for what can't be served.
     """
     _check_one_host(config)
+    config = config.placed(usable_gpus())
     revision = base_revision(config.base.path, config.base.revision)
     replicas = _replica_deployment(config, replica).bind(config.replica_config(revision))
     control = serve.deployment(
@@ -124,6 +129,15 @@ def _num_nodes() -> int:
     return sum(bool(n["Alive"]) for n in ray.nodes())  # type: ignore[no-untyped-call]
 
 
+def usable_gpus() -> float:
+    """That Ray has, where torch is built for them; 0 while there is no Ray."""
+    num = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0  # type: ignore[no-untyped-call]
+    if num and version("torch").endswith("+cpu"):
+        log.warning("Ray has %g GPUs, but torch is a build without CUDA: serving on the CPU.", num)
+        return 0.0
+    return float(num)
+
+
 def _replica_deployment(config: AppConfig, replica: type[Replica]) -> serve.Deployment:
     section, router = config.replica, config.router
     return serve.deployment(
@@ -134,7 +148,7 @@ def _replica_deployment(config: AppConfig, replica: type[Replica]) -> serve.Depl
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=section.health_check_period_s,
         health_check_timeout_s=section.health_check_timeout_s,
-        ray_actor_options={"num_cpus": section.num_cpus, "num_gpus": section.num_gpus},
+        ray_actor_options={"num_cpus": section.num_cpus, "num_gpus": section.gpus},
         request_router_config={
             "request_router_class": ROUTER,
             "request_router_kwargs": {

@@ -29,7 +29,7 @@ from deployments.config_sections import (
     Section,
 )
 from deployments.replica_config import ReplicaConfig
-from engine.config import Dtype, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
+from engine.config import Device, Dtype, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
 from engine.errors import InvalidRequest
 
 _MIB = 1 << 20
@@ -87,9 +87,15 @@ class AppConfig(Section):
             )
         return wanted
 
+    def placed(self, num_gpus: float) -> AppConfig:
+        """With the device settled, where Ray has so many GPUs that torch can use."""
+        return self.model_copy(update={"replica": self.replica.placed(num_gpus)})
+
     def engine_config(self, root: Path = limits.ROOT) -> EngineConfig:
-        """One replica's engine, every "auto" resolved. Raises ConfigError."""
+        """One replica's engine, every "auto" resolved but for a GPU's arena. Raises ConfigError,
+        also for a device that isn't settled."""
         replica = self.replica
+        device = self._device()
         dtype = self._dtype(root)
         share = max(1, limits.num_cpus(root) // replica.max_replicas)
         threads = share if replica.threads == "auto" else replica.threads
@@ -97,7 +103,7 @@ class AppConfig(Section):
         return EngineConfig(
             model=ModelConfig(
                 path=str(self.base.path),
-                device=replica.device,
+                device=device,
                 dtype=dtype,
                 threads=threads,
                 max_model_len=self.max_model_len(),
@@ -109,13 +115,14 @@ class AppConfig(Section):
                 host_bytes=host_bytes,
                 page_tokens=replica.memory.page_tokens,
                 max_move_bytes=replica.memory.max_move_bytes,
+                utilisation=replica.memory.utilisation,
             ),
             store=StoreConfig(
                 url=self.store_url,
                 disk_path=str(self.data_dir / "disk"),
                 disk_bytes=replica.memory.disk_bytes,
             ),
-            schedule=replica.schedule.resolved(replica.device),
+            schedule=replica.schedule.resolved(device),
             accounts=replica.accounts,
             adapters=replica.adapters,
         )
@@ -132,27 +139,32 @@ class AppConfig(Section):
             stall_s=section.stall_s,
         )
 
+    def _device(self) -> Device:
+        if self.replica.device == "auto":
+            raise ConfigError("replica.device is auto: the application settles it where Ray runs.")
+        return self.replica.device
+
     def _dtype(self, root: Path) -> Dtype:
         wanted, device = self.replica.dtype, self.replica.device
         if wanted != "auto":
             return wanted
         return "bfloat16" if device == "cuda" or limits.has_fast_bf16(root) else "float32"
 
-    def _memory(self, dtype: Dtype, root: Path) -> tuple[int, int]:
+    def _memory(self, dtype: Dtype, root: Path) -> tuple[int | None, int]:
         """(arena, host) bytes of a replica: of its share of the limit less the weights and 512 MiB
-        for its three processes, a half and a quarter, within 64 MiB .. 4 GiB each."""
+        for its three processes, a half and a quarter, within 64 MiB .. 4 GiB each. arena None: a
+        GPU finds it itself."""
         memory, device = self.replica.memory, self.replica.device
-        if device == "cuda" and memory.arena_bytes == "auto":
-            raise ConfigError("replica.memory.arena_bytes must be given on device cuda.")
         weights = 0 if device == "fake" else _weight_bytes(self.base.path, dtype)
         share = limits.memory_bytes(root) // (self.replica.max_replicas + 1)
         free = max(0, share - weights - 512 * _MIB)
-        arena = memory.arena_bytes
+        arena: int | None = min(max(free // 2, 64 * _MIB), 4 << 30)
+        if device == "cuda":
+            arena = None
+        if memory.arena_bytes != "auto":
+            arena = memory.arena_bytes
         host = memory.host_bytes
-        return (
-            min(max(free // 2, 64 * _MIB), 4 << 30) if arena == "auto" else arena,
-            min(max(free // 4, 64 * _MIB), 4 << 30) if host == "auto" else host,
-        )
+        return arena, min(max(free // 4, 64 * _MIB), 4 << 30) if host == "auto" else host
 
 
 @dataclass(frozen=True)

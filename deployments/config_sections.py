@@ -42,12 +42,15 @@ class BaseSection(Section):
 
 
 class MemorySection(Section):
-    """Bytes of one replica. "auto" shares what the cgroup allows between the replicas."""
+    """Bytes of one replica. "auto" shares what the cgroup allows between the replicas; on a GPU the
+    arena gets `utilisation` of what is left there once weights, workspaces and graphs have theirs.
+    """
 
     arena_bytes: Count | Auto = "auto"
     host_bytes: Count | Auto = "auto"
     page_tokens: Count = 16
     max_move_bytes: Count = 64 * _MIB
+    utilisation: Annotated[float, Field(gt=0, le=1)] = 0.9
     disk_bytes: Count = 4 << 30
 
 
@@ -84,6 +87,9 @@ class ReplicaSection(Section):
 
     num_replicas  how many; with `autoscaling`, how many at first
     num_cpus      what Ray reserves for a replica actor (its children are not Ray's to count)
+    num_gpus      what Ray reserves; "auto": 1 on device cuda, else 0
+    device        "auto": cuda where Ray has a GPU and torch is built for it, with no more replicas
+                  than GPUs; else cpu
     threads       CPU threads of a replica's step
     shutdown_s    longest a replica may drain: at least the longest generation
     stream_interval_s  longest that a later token waits to be joined with the next
@@ -93,8 +99,8 @@ class ReplicaSection(Section):
     num_replicas: Count = 1
     autoscaling: AutoscalingSection | None = None
     num_cpus: Annotated[float, Field(ge=0)] = 0.1
-    num_gpus: Annotated[float, Field(ge=0)] = 0
-    device: Device = "cpu"
+    num_gpus: Annotated[float, Field(ge=0)] | Auto = "auto"
+    device: Device | Auto = "cpu"
     dtype: Dtype | Auto = "auto"
     threads: Count | Auto = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | Auto = "auto"
@@ -125,6 +131,32 @@ class ReplicaSection(Section):
         if scaling and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
             raise ValueError("num_replicas must lie within autoscaling's bounds")
         return self
+
+    @property
+    def gpus(self) -> float:
+        """That Ray reserves for one replica."""
+        if self.num_gpus == "auto":
+            return 1 if self.device == "cuda" else 0
+        return self.num_gpus
+
+    def placed(self, num_gpus: float) -> Self:
+        """With "auto" resolved where Ray has so many GPUs that torch can use."""
+        if self.device != "auto":
+            return self
+        if num_gpus < 1:
+            return self.model_copy(update={"device": "cpu"})
+        on_gpus = self.model_copy(update={"device": "cuda"})
+        most = max(1, int(num_gpus / (on_gpus.gpus or 1)))
+        scaling = self.autoscaling
+        if scaling is not None:
+            scaling = scaling.model_copy(
+                update={
+                    "min_replicas": min(scaling.min_replicas, most),
+                    "max_replicas": min(scaling.max_replicas, most),
+                }
+            )
+        num_replicas = min(self.num_replicas, most)
+        return on_gpus.model_copy(update={"num_replicas": num_replicas, "autoscaling": scaling})
 
     @property
     def max_replicas(self) -> int:

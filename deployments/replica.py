@@ -29,7 +29,7 @@ from engine.errors import (
     RequestTimeout,
     Unavailable,
 )
-from engine.messages import Abort, CoreStats, Drop, Input, Output, Submit
+from engine.messages import Abort, CoreStats, Drop, Input, Output, Ready, Submit
 from engine.types import FinishReason, Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
@@ -79,6 +79,7 @@ class Replica:
         self._heard_s = 0.0
         self._residency = ResidencyTable()
         self._stats: CoreStats | None = None
+        self._ready: Ready | None = None
 
     async def start(self) -> None:
         """Start the children, once however often it is called. Raises the core's complaint."""
@@ -87,7 +88,7 @@ class Replica:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        ready = await self._children.start(self._config.startup_timeout_s)
+        self._ready = ready = await self._children.start(self._config.startup_timeout_s)
         self._heard_s = self._clock()
         log.info(
             "Core ready after %.1f s: %d pages of %d bytes.",
@@ -236,9 +237,24 @@ class Replica:
             "ready": started and not self._dead,
             "pids": {"replica": os.getpid(), **self._children.pids},
             "slot": self._slot(),
+            "device": None if self._ready is None else self._device(self._ready),
             "residency": self._residency.lists(),
             "failed": self._children.load_failures.reasons(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
+        }
+
+    def _device(self, ready: Ready) -> dict[str, Any]:
+        """What the core runs on. memory: bytes, see `engine.device_memory`; None but on a GPU."""
+        engine = self._config.engine
+        return {
+            "kind": engine.model.device,
+            "dtype": engine.model.dtype,
+            "depth": engine.schedule.depth,
+            "startup_s": ready.startup_s,
+            "num_pages": ready.num_pages,
+            "page_bytes": ready.page_bytes,
+            "arena_bytes": ready.num_pages * ready.page_bytes,
+            "memory": None if ready.memory is None else dataclasses.asdict(ready.memory),
         }
 
     def shutdown(self) -> None:

@@ -37,12 +37,23 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
-    """Sizes in bytes. `page_tokens` is P, the tokens of one KV page."""
+    """Sizes in bytes. `page_tokens` is P, the tokens of one KV page.
 
-    arena_bytes: int
+    arena_bytes  None, on a GPU alone: `utilisation` of what is left there once weights,
+                 workspaces and captured graphs have theirs
+    """
+
+    arena_bytes: int | None
     host_bytes: int
     page_tokens: int = 16
     max_move_bytes: int = 64 << 20
+    utilisation: float = 0.9
+
+    def num_pages(self, page_bytes: int) -> int:
+        """Pages of an arena whose size is given. Raises ValueError where it isn't."""
+        if self.arena_bytes is None:
+            raise ValueError("memory.arena_bytes is found by a GPU alone: name it on this device")
+        return self.arena_bytes // page_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from engine.channel import Channel, ChannelClosed
 from engine.child import attach
 from engine.config import EngineConfig
 from engine.engine import build_engine
-from engine.errors import InvalidRequest, LoraplexError
+from engine.errors import ErrorInfo, InvalidRequest, LoraplexError
 from engine.messages import Input, Output, Ready
 from engine.plan import Runner
 
@@ -85,6 +85,9 @@ def serve(engine: Steps, channel: Channel, clock: Callable[[], float]) -> None:
             channel.wait(IDLE_S if engine.idle else POLL_S)
 
 
+BuildRunner = Callable[[EngineConfig, mmap.mmap], Runner]
+
+
 def build_runner(config: EngineConfig, host: mmap.mmap) -> Runner:
     """The device. Each is imported only where it is used: the fake one needs no torch."""
     match config.model.device:
@@ -105,7 +108,17 @@ def build_runner(config: EngineConfig, host: mmap.mmap) -> Runner:
             return CudaRunner.load(config, memoryview(host))
 
 
-def main() -> int:
+def complaint(error: Exception) -> ErrorInfo:
+    """Why the core can't start, for its parent."""
+    match error:
+        case LoraplexError():
+            return error.info()
+        case ValueError():
+            return InvalidRequest(str(error)).info()
+    return LoraplexError(f"The core can't start: {error!r}. Its log says where.").info()
+
+
+def main(build: BuildRunner = build_runner) -> int:
     """Returns the exit status: 0 where the parent ended the core, 1 where the core failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     started = time.monotonic()
@@ -115,24 +128,28 @@ def main() -> int:
     except ChannelClosed:
         return 0
     try:
-        runner = build_runner(config, parent.host)
+        runner = build(config, parent.host)
         engine = build_engine(config, runner, config.model.revision, time.monotonic)
-    except (LoraplexError, ValueError) as error:
-        known = error if isinstance(error, LoraplexError) else InvalidRequest(str(error))
-        log.error("The core can't start: %s", known.message)
-        channel.send(known.info())
+    except Exception as error:
+        is_known = isinstance(error, LoraplexError | ValueError)
+        log.error("The core can't start: %s", error, exc_info=not is_known)
+        channel.send(complaint(error))
         channel.flush(1.0)
         return 1
     try:
-        channel.send(Ready(runner.num_pages, runner.page_bytes, time.monotonic() - started))
+        startup_s = time.monotonic() - started
+        ready = Ready(runner.num_pages, runner.page_bytes, startup_s, runner.memory)
+        channel.send(ready)
         serve(engine, channel, time.monotonic)
     except ChannelClosed:
         pass
     except Exception:
+        # The parent learns it at once. A device that failed is not asked for anything more: after
+        # an error every call to it raises, and one that hangs would never answer.
+        channel.close()
         log.exception("A step failed; the core ends.")
         return 1
-    finally:
-        runner.close()
+    runner.close()
     return 0
 
 

@@ -16,6 +16,7 @@ from engine.adapters.layout import ALIGN
 from engine.adapters.table import AdapterTable
 from engine.batch import Batch, PackedBuffer, build_batch
 from engine.config import EngineConfig
+from engine.device_memory import DeviceMemory
 from engine.errors import UnsupportedModel
 from engine.model.attention import PagedAttention
 from engine.model.backbone import Backbone
@@ -76,7 +77,8 @@ class CpuRunner:
         dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
         self._page_tokens = config.memory.page_tokens
         self.page_bytes = self._page_tokens * self.spec.kv_bytes_per_token(dtype.itemsize)
-        self.num_pages = config.memory.arena_bytes // self.page_bytes
+        self.num_pages = config.memory.num_pages(self.page_bytes)
+        self.memory: DeviceMemory | None = None
         elements = self.page_bytes // dtype.itemsize
         if self.num_pages < 2 or elements % ALIGN:
             raise UnsupportedModel(

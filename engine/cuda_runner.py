@@ -7,20 +7,27 @@ stream of their own. A failed CUDA call raises out of `launch`, `wait` or `done`
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from engine.buckets import PassShape
 from engine.config import EngineConfig
-from engine.device_pass import DTYPES, DevicePass, Replay
+from engine.device_arena import DTYPES, DeviceArena
+from engine.device_memory import REMEDY, DeviceMemory
+from engine.device_pass import DevicePass, Replay
 from engine.device_uploads import DeviceUpload, DeviceUploads
+from engine.errors import DeviceMemoryShort, UnsupportedDevice
 from engine.graphs import Graphs
 from engine.model.spec import BackboneSpec
 from engine.model.weights import Weights, load_weights
 from engine.plan import StepPlan, StepResult
 
+log = logging.getLogger("loraplex.device")
+
 COMPILE_THREADS = 8
+LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,8 @@ class CudaRunner:
     this returns; weights may come from any device.
 
     host is the shared memory that uploads read; None where no adapter is ever uploaded. captures:
-    False enqueues each step afresh, for tests. Raises UnsupportedModel for an arena that can't be
-    served.
+    False enqueues each step afresh, for tests. memory: who has how much of the GPU's. Raises
+    UnsupportedModel for an arena that can't be served, DeviceMemoryShort, UnsupportedDevice.
     """
 
     def __init__(
@@ -59,29 +66,52 @@ class CudaRunner:
         captures: bool = True,
     ) -> None:
         torch.set_num_threads(config.model.threads)
-        device = torch.device("cuda")
+        device = cuda_device()
+        meter = _Meter(device)
+        weights = weights.to(device)
+        meter.note()
+        arena = DeviceArena(config, spec, device)
         # A slot is free again when the plan before the one in flight has been waited for.
         self._num_slots = config.schedule.depth + 2
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pass = DevicePass(config, spec, weights, device, self._num_slots)
-        self.num_pages, self.page_bytes = self._pass.num_pages, self._pass.page_bytes
+        self._pass = DevicePass(config, spec, weights, arena.pages, self._num_slots)
         self._results = torch.zeros(
             self._num_slots, config.schedule.max_seqs, dtype=torch.int64, pin_memory=True
         )
         self._ends: list[torch.cuda.Event | None] = [None] * self._num_slots
-        self._uploads = DeviceUploads(self._pass.arena.view(-1).view(torch.uint8), host)
         self._replay: Replay = self._pass
-        torch.cuda.synchronize()
+        meter.note()
         if captures:
             self._replay = _Captured(self._pass, self._stream)
+        meter.note()
+        memory = arena.settle(meter.read(arena.taken_bytes))
+        self.memory: DeviceMemory | None = memory
+        self._pass.arena = arena.pages
+        self.num_pages, self.page_bytes = len(arena.pages), arena.page_bytes
+        self._uploads = DeviceUploads(arena.pages.view(-1).view(torch.uint8), host)
         torch.cuda.synchronize()
+        log.info(
+            "%s, the arena %d pages of %d bytes.",
+            memory.describe(),
+            self.num_pages,
+            self.page_bytes,
+        )
 
     @classmethod
     def load(cls, config: EngineConfig, host: memoryview | None) -> CudaRunner:
-        """With the model at `config.model.path`."""
+        """With the model at `config.model.path`. Raises besides UnsupportedModel for a model that
+        can't be served."""
+        device = cuda_device()
         spec = BackboneSpec.load(config.model.path)
         weights = load_weights(config.model.path, spec, DTYPES[config.model.dtype])
-        return cls(config, host, spec, weights)
+        free, total = torch.cuda.mem_get_info(device)
+        try:
+            return cls(config, host, spec, weights)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryShort(
+                f"{torch.cuda.get_device_name(device)}: {free} of {total} bytes were free, and that"
+                f" is too little for the model's weights, workspaces, graphs and arena. {REMEDY}"
+            ) from error
 
     def launch(self, plan: StepPlan) -> CudaLaunch:
         """Enqueue the plan: moves, table entries, then the pass."""
@@ -122,6 +152,33 @@ class CudaRunner:
         return self._pass.arena[position].cpu()
 
 
+class _Meter:
+    """Reads what weights, workspaces and graphs take of the GPU's memory, in that order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[int] = []
+        self.note()
+
+    def note(self) -> None:
+        """Waits for the GPU."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        self._free.append(torch.cuda.mem_get_info(self._device)[0])
+
+    def read(self, arena_bytes: int) -> DeviceMemory:
+        """arena_bytes: taken among the workspaces."""
+        start, weights, workspaces, graphs = self._free
+        return DeviceMemory(
+            device=torch.cuda.get_device_name(self._device),
+            total_bytes=torch.cuda.mem_get_info(self._device)[1],
+            free_bytes=start,
+            weights_bytes=start - weights,
+            workspace_bytes=weights - workspaces - arena_bytes,
+            graph_bytes=workspaces - graphs,
+        )
+
+
 class _Captured:
     """The graphs of a pass."""
 
@@ -143,6 +200,31 @@ class _Captured:
 
     def choose(self, num: int) -> None:
         self._choices.replay(num)
+
+
+def cuda_device() -> torch.device:
+    """The GPU that this process was given. Raises UnsupportedDevice, with the remedy."""
+    if torch.version.cuda is None:
+        raise UnsupportedDevice(
+            f"replica.device is cuda, but torch {torch.__version__} is a build without CUDA."
+            " Make the environment anew without TORCH_INDEX (`make clean`), or serve on `cpu`."
+        )
+    if not torch.cuda.is_available():
+        raise UnsupportedDevice(
+            f"replica.device is cuda, but torch {torch.__version__}, built for CUDA"
+            f" {torch.version.cuda}, finds no GPU that it can use. Does `nvidia-smi` show one, with"
+            " a driver for that CUDA? Update the driver, or serve on `cpu`."
+        )
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        raise UnsupportedDevice(
+            f"{torch.cuda.get_device_name(device)} has compute capability"
+            f" {capability[0]}.{capability[1]}. Serve on a GPU with"
+            f" {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} (Ampere) or newer, or on `cpu`."
+        )
+    return device
 
 
 def step_result(plan: StepPlan, drawn: list[int], seconds: float) -> StepResult:

@@ -11,14 +11,12 @@ from typing import Protocol
 
 import torch
 
-from engine.adapters.layout import ALIGN
 from engine.buckets import Buckets, PassShape
 from engine.config import EngineConfig
 from engine.cpu_runner import move_pages
 from engine.device_batch import TILE_TOKENS, BatchFiller, Filled, parts, tiles_of
 from engine.device_sampler import BEST_TOKEN, DeviceSampler
 from engine.device_table import DeviceTable
-from engine.errors import UnsupportedModel
 from engine.model.cuda_backbone import CudaBackbone, Inputs, Limits
 from engine.model.spec import BackboneSpec
 from engine.model.weights import Weights
@@ -26,8 +24,6 @@ from engine.plan import StepPlan
 from engine.step_buffer import StepBuffer
 from kernels.blocks import RowBlocks
 from kernels.paged_attention import Tiles
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Replay(Protocol):
@@ -41,35 +37,27 @@ class Replay(Protocol):
 
 
 class DevicePass:
-    """Raises UnsupportedModel for an arena that can't be served. num_slots: see StepBuffer."""
+    """arena [pages, elements]: an adapter takes at least one page, so the table has a place for
+    each. num_slots: see StepBuffer."""
 
     def __init__(
         self,
         config: EngineConfig,
         spec: BackboneSpec,
         weights: Weights,
-        device: torch.device,
+        arena: torch.Tensor,
         num_slots: int,
     ) -> None:
-        dtype = DTYPES[config.model.dtype]
         memory, schedule = config.memory, config.schedule
-        self.page_bytes = memory.page_tokens * spec.kv_bytes_per_token(dtype.itemsize)
-        self.num_pages = memory.arena_bytes // self.page_bytes
-        elements = self.page_bytes // dtype.itemsize
-        if self.num_pages < 2 or elements % ALIGN:
-            raise UnsupportedModel(
-                f"memory.arena_bytes {memory.arena_bytes} holds {self.num_pages} pages of "
-                f"{elements} elements: at least 2 pages of a multiple of {ALIGN} are needed"
-            )
-        self.arena = torch.zeros(self.num_pages, elements, dtype=dtype, device=device)
+        num_pages, elements = arena.shape
+        device = arena.device
+        self.arena = arena
         self.buckets = Buckets(schedule.max_seqs, schedule.max_step_tokens)
-        self._table = DeviceTable(
-            self.num_pages, len(spec.modules.modules), elements, num_slots, device
-        )
+        self._table = DeviceTable(num_pages, len(spec.modules.modules), elements, num_slots, device)
         self._with_head: set[int] = set()
         self.backbone = CudaBackbone(
             spec,
-            weights.to(device),
+            weights,
             self.arena,
             self._table.tensor,
             Limits(

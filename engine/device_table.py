@@ -24,7 +24,8 @@ class DeviceTable:
         num_slots: int,
         device: torch.device,
     ) -> None:
-        self.tensor = T.empty_table(num_adapters, num_modules).to(device)
+        size = (num_adapters, num_modules, T.COLUMNS)
+        self.tensor = torch.zeros(size, dtype=torch.int64, device=device)  # all absent
         shape = (num_slots, ROWS_A_STEP, num_modules, T.COLUMNS)
         self._slots = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._page_elements = page_elements

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from engine.device_memory import DeviceMemory
 from engine.plan import Span, StepPlan, StepResult
 
 FIRST_TOKEN = 1000
@@ -74,7 +75,8 @@ class FakeRunner:
         draw: Callable[[Span], int] = counter_token,
     ) -> None:
         self.page_bytes = config.memory.page_tokens * KV_BYTES_PER_TOKEN
-        self.num_pages = config.memory.arena_bytes // self.page_bytes
+        self.num_pages = config.memory.num_pages(self.page_bytes)
+        self.memory: DeviceMemory | None = None
         self._step_s = config.model.fake_step_s
         self._clock = clock
         self._sleep = sleep

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.adapters.layout import AdapterLayout
+from engine.device_memory import DeviceMemory
 from engine.errors import ErrorInfo
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 
@@ -183,8 +184,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The core's first message: it can serve. `num_pages` of `page_bytes` each in its arena."""
+    """The core's first message: it can serve. `num_pages` of `page_bytes` each in its arena;
+    memory: how that was found, on a GPU."""
 
     num_pages: int
     page_bytes: int
     startup_s: float
+    memory: DeviceMemory | None = None

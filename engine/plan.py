@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.adapters.layout import AdapterLayout
+from engine.device_memory import DeviceMemory
 from engine.sequence import Sequence
 
 NO_ADAPTER = -1
@@ -106,10 +107,14 @@ class Upload(Protocol):
 
 
 class Runner(Protocol):
-    """What the engine asks of a device. `launch` enqueues everything and waits for nothing."""
+    """What the engine asks of a device. `launch` enqueues everything and waits for nothing.
+
+    memory: how a GPU's was shared out at the start; None on other devices.
+    """
 
     num_pages: int
     page_bytes: int
+    memory: DeviceMemory | None
 
     def launch(self, plan: StepPlan) -> Launch: ...
 

@@ -26,6 +26,7 @@ from deployments.quickstart.model import ModelSource, prepare_model
 from deployments.quickstart.service import Service, ServiceOptions, require_free
 from deployments.quickstart.tenants import (
     ADAPTERS_FOLDER,
+    ADMIN,
     DemoKeys,
     missing_adapters,
     prepare_tenants,
@@ -117,6 +118,7 @@ def _facts(config: AppConfig, service: Service, keys: Mapping[str, str]) -> Fact
         url=service.url,
         keys=keys,
         base=config.base.name,
+        devices=service.devices(keys[ADMIN]),
         dashboard=service.dashboard,
         import_root=config.import_root,
         program=Path(sys.executable).with_name("loraplex"),
@@ -143,7 +145,9 @@ def _prepare(config: AppConfig, console: Console) -> Mapping[str, str]:
             # Here, because it brings torch: a second start does without.
             from deployments.control import Control  # noqa: PLC0415
 
-            control = Control(config.model_copy(update={"import_root": ADAPTERS_FOLDER}))
+            # Here on the CPU, whatever serves: what is checked is the same on every device.
+            here = config.model_copy(update={"import_root": ADAPTERS_FOLDER}).placed(num_gpus=0)
+            control = Control(here)
             asyncio.run(publish_adapters(control, missing))
             control.close()
     registry.close()

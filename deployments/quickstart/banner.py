@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +16,13 @@ from deployments.quickstart.tenants import ADMIN, DEMO_TENANTS, DemoTenant
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What there is to tell. keys: by tenant and `admin`; program: the `loraplex` command."""
+    """What there is to tell. keys: by tenant and `admin`; devices: what the replicas that answered
+    run on, as they say themselves; program: the `loraplex` command."""
 
     url: str
     keys: Mapping[str, str]
     base: str
+    devices: Sequence[Mapping[str, Any]]
     dashboard: str | None
     import_root: Path | None
     program: Path
@@ -36,6 +39,8 @@ def show(console: Console, facts: Facts) -> None:
     console.print(f"\n[bold green]loraplex is ready[/] at {facts.url}/v1\n")
     console.print(table)
     console.print(f"\nEvery tenant may also ask for the base model, {facts.base}.")
+    for device in facts.devices:
+        console.print(described(device), highlight=False)
     if facts.dashboard:
         console.print(f"Ray's dashboard: {facts.dashboard}")
     demo = DEMO_TENANTS[0]
@@ -51,6 +56,16 @@ def show(console: Console, facts: Facts) -> None:
         # Plainly, so that a line is never wrapped and a bracket is never markup.
         console.out(text, highlight=False)
     console.print("\nCtrl-C stops everything.")
+
+
+def described(device: Mapping[str, Any]) -> str:
+    """A line of one replica's device."""
+    memory = device["memory"]
+    name = device["kind"] if memory is None else f"{device['kind']} ({memory['device']})"
+    return (
+        f"A replica on {name}, {device['dtype']}: core ready after {device['startup_s']:.0f} s,"
+        f" an arena of {device['arena_bytes'] / 2**30:.1f} GiB."
+    )
 
 
 def curl(url: str, key: str, demo: DemoTenant) -> str:

@@ -130,6 +130,16 @@ class Service:
         except (httpx.HTTPError, ValueError):
             return {}
 
+    def devices(self, admin_key: str) -> list[dict[str, Any]]:
+        """What each replica that answers runs on, as it says itself."""
+        headers = {"Authorization": f"Bearer {admin_key}"}
+        try:
+            answer = httpx.get(f"{self.url}/v1/replicas", headers=headers, timeout=10)
+            replicas = answer.raise_for_status().json()["data"]
+        except httpx.HTTPError:
+            return []
+        return [replica["device"] for replica in replicas if replica["device"]]
+
     def log_text(self) -> str:
         """What Ray and the replicas have said so far, colours taken out."""
         return _ANSI.sub("", self.options.log.read_text(errors="replace"))

@@ -85,6 +85,7 @@ class TimedRunner:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.num_pages, self.page_bytes = runner.num_pages, runner.page_bytes
+        self.memory = runner.memory
         self.steps: list[Step] = []
 
     def launch(self, plan: StepPlan) -> TimedLaunch:

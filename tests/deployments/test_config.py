@@ -149,9 +149,37 @@ def test_this_machine_resolves():
     assert engine.memory.arena_bytes >= 64 * MIB
 
 
-def test_cuda_wants_its_arena_named(tmp_path):
-    with pytest.raises(ConfigError, match="arena_bytes"):
-        with_replica(device="cuda").engine_config(machine(tmp_path))
+def test_a_gpu_finds_its_arena_itself_unless_it_is_named(tmp_path):
+    root = machine(tmp_path)
+    found = with_replica(device="cuda", memory={"utilisation": 0.5}).engine_config(root)
+    assert (found.memory.arena_bytes, found.memory.utilisation) == (None, 0.5)
+    assert found.model.dtype == "bfloat16"
+    named = with_replica(device="cuda", memory={"arena_bytes": 5 * MIB}).engine_config(root)
+    assert named.memory.arena_bytes == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "num_replicas", "gpus"),
+    [(0, "cpu", 2, 0), (0.5, "cpu", 2, 0), (1, "cuda", 1, 1), (2, "cuda", 2, 1), (8, "cuda", 2, 1)],
+)
+def test_an_auto_device_is_settled_by_the_gpus_there_are(num_gpus, device, num_replicas, gpus):
+    placed = with_replica(device="auto", num_replicas=2).placed(num_gpus).replica
+    assert (placed.device, placed.num_replicas, placed.gpus) == (device, num_replicas, gpus)
+
+
+def test_an_auto_device_narrows_the_bounds_of_autoscaling():
+    scaling = {"min_replicas": 2, "max_replicas": 8}
+    wanted = with_replica(device="auto", num_replicas=4, autoscaling=scaling, num_gpus=0.5)
+    placed = wanted.placed(2).replica
+    assert (placed.num_replicas, placed.gpus) == (4, 0.5)
+    assert (placed.autoscaling.min_replicas, placed.autoscaling.max_replicas) == (2, 4)
+
+
+def test_a_named_device_stays_and_an_unsettled_one_is_no_engine_s():
+    assert with_replica(device="cuda", num_replicas=2).placed(0).replica.num_replicas == 2
+    assert with_replica(device="cpu").placed(4).replica.device == "cpu"
+    with pytest.raises(ConfigError, match="device is auto"):
+        with_replica(device="auto").engine_config()
 
 
 def test_context_is_checked_against_the_model(tmp_path):

@@ -18,8 +18,8 @@ import pytest
 
 from engine.channel import Channel, ChannelClosed
 from engine.config import EngineConfig
-from engine.core import Collector, serve
-from engine.errors import ErrorInfo
+from engine.core import Collector, complaint, serve
+from engine.errors import ErrorInfo, UnsupportedDevice
 from engine.messages import Abort, Input, Output, Ready, SequenceOutput, Submit
 from engine.types import FinishReason
 from tests.support.replicas import engine_config, request
@@ -198,6 +198,22 @@ def test_process_that_can_not_start_says_why(start: Start, tmp_path: Path) -> No
     assert isinstance(error, ErrorInfo)
     assert "max_step_tokens" in error.message
     assert process.popen.wait(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UnsupportedDevice("No GPU."), "unsupported_device", "No GPU."),
+        (ValueError("page_tokens"), "invalid_request", "page_tokens"),
+        (RuntimeError("CUDA error 46"), "internal_error", "CUDA error 46"),
+    ],
+)
+def test_whatever_keeps_a_core_from_starting_reaches_its_parent(
+    error: Exception, code: str, words: str
+) -> None:
+    told = complaint(error)
+    assert told.code == code
+    assert words in told.message
 
 
 def test_process_whose_step_fails_ends_with_status_1(

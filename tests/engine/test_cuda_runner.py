@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.cuda_runner import CudaRunner
-from engine.device_pass import DTYPES
+from engine.device_arena import DTYPES
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
 from engine.plan import NO_ADAPTER, Move, StepPlan, TableEntry

@@ -11,7 +11,8 @@ import torch
 from engine.config import EngineConfig
 from engine.cpu_runner import CpuLaunch
 from engine.cuda_runner import step_result
-from engine.device_pass import DTYPES, DevicePass
+from engine.device_arena import DTYPES, DeviceArena
+from engine.device_pass import DevicePass
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
 from engine.plan import StepPlan
@@ -31,9 +32,9 @@ class InterpretedRunner:
     def __init__(self, config: EngineConfig, host: memoryview | None) -> None:
         self.spec = BackboneSpec.load(config.model.path)
         weights = load_weights(config.model.path, self.spec, DTYPES[config.model.dtype])
-        device = torch.device("cpu")
-        self._pass = DevicePass(config, self.spec, weights, device, self.NUM_SLOTS)
-        self.num_pages, self.page_bytes = self._pass.num_pages, self._pass.page_bytes
+        arena = DeviceArena(config, self.spec, torch.device("cpu"))
+        self._pass = DevicePass(config, self.spec, weights, arena.pages, self.NUM_SLOTS)
+        self.num_pages, self.page_bytes = len(arena.pages), arena.page_bytes
         self._host = host
         self.record = Record()
 

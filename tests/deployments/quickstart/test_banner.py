@@ -16,13 +16,23 @@ from deployments.quickstart.tenants import ADMIN, DEMO_TENANTS
 URL = "http://127.0.0.1:8123"
 KEYS = {who: f"lp-{who}-key" for who in (ADMIN, *(demo.id for demo in DEMO_TENANTS))}
 
+ON_CPU = {
+    "kind": "cpu",
+    "dtype": "float32",
+    "startup_s": 3.2,
+    "arena_bytes": 3 << 29,
+    "memory": None,
+}
+ON_GPU = {**ON_CPU, "kind": "cuda", "memory": {"device": "NVIDIA H200"}}
+DEVICES = [ON_CPU, ON_GPU]
+
 
 @pytest.fixture
 def shown() -> str:
     """On a narrow terminal."""
     out = io.StringIO()
     facts = Facts(
-        URL, KEYS, "base", "http://127.0.0.1:8265", Path("/data/import"), Path("loraplex")
+        URL, KEYS, "base", DEVICES, "http://127.0.0.1:8265", Path("/data/import"), Path("loraplex")
     )
     show(Console(file=out, width=60), facts)
     return out.getvalue()
@@ -48,3 +58,9 @@ def test_every_key_and_the_operators_command_are_there(shown: str) -> None:
     assert all(key in shown for key in KEYS.values())
     assert f"export LORAPLEX_URL={URL} LORAPLEX_ADMIN_KEY={KEYS[ADMIN]}" in shown
     assert "loraplex adapters publish acme/mine mine" in shown
+
+
+def test_the_devices_are_named(shown: str) -> None:
+    words = " ".join(shown.split())
+    assert "A replica on cpu, float32: core ready after 3 s, an arena of 1.5 GiB." in words
+    assert "A replica on cuda (NVIDIA H200), float32" in words
