@@ -7,7 +7,6 @@ each with one `LoadDone`. It decides nothing: which version, when and where to i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -20,12 +19,13 @@ from pathlib import Path
 import torch
 
 from engine.adapters.digest import Manifest, digest
-from engine.adapters.disk import DiskTier
+from engine.adapters.disk import DiskTier, Wanted
 from engine.adapters.layout import AdapterLayout
-from engine.adapters.reading import AdapterCorrupt, read_version
+from engine.adapters.reading import read_version
 from engine.adapters.store import (
     MANIFEST,
     TENSORS,
+    AdapterCorrupt,
     ObjectMissing,
     ObjectStore,
     object_prefix,
@@ -45,16 +45,7 @@ from engine.types import AdapterRef
 log = logging.getLogger("loraplex.loader")
 
 MAX_MANIFEST_BYTES = 32 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fetched:
-    """A version's files. `in_disk_tier`: a copy that can be dropped and made again."""
-
-    manifest: Path
-    tensors: Path
-    in_disk_tier: bool
-    was_there: bool
+NOT_PUBLISHED = "The stored manifest is not the one published. Publish it again."
 
 
 class Loader:
@@ -142,53 +133,55 @@ class Loader:
 
     def _read(self, ref: AdapterRef) -> tuple[Adapter, bool]:
         """The weights, verified, and whether they were on the local disk already."""
-        fetched = self._fetch(ref)
-        try:
-            return self._open(ref, fetched), fetched.was_there
-        except (AdapterCorrupt, FileNotFoundError):
-            if not fetched.in_disk_tier:
-                raise
-        # The copy on the local disk is bad, or was evicted under us: get it once more.
-        log.warning("Fetching %s again: its copy on disk can't be used", ref.key)
-        if self._disk is not None:
-            self._disk.drop(object_prefix(ref.tenant, ref.digest))
-        return self._open(ref, self._fetch(ref)), False
-
-    def _fetch(self, ref: AdapterRef) -> Fetched:
         prefix = object_prefix(ref.tenant, ref.digest)
-        manifest = self._store.local_path(f"{prefix}/{MANIFEST}")
-        tensors = self._store.local_path(f"{prefix}/{TENSORS}")
-        if manifest is not None and tensors is not None:
-            self._num_bytes(prefix)
-            return Fetched(manifest, tensors, in_disk_tier=False, was_there=False)
-        assert self._disk is not None
+        if self._disk is None:
+            return self._open(ref, self._in_place(prefix)), False
         folder = self._disk.find(prefix)
-        was_there = folder is not None
-        if folder is None:
-            num_bytes = self._num_bytes(prefix)
-            folder = self._disk.fill(self._store, prefix, (MANIFEST, TENSORS), num_bytes)
-        return Fetched(folder / MANIFEST, folder / TENSORS, True, was_there)
+        if folder is not None:
+            try:
+                return self._open(ref, folder), True
+            except (AdapterCorrupt, FileNotFoundError):
+                # It is bad, or was evicted under us.
+                log.warning("Fetching %s again: its copy on disk can't be used", ref.key)
+                self._disk.drop(prefix)
+        try:
+            return self._fetch(ref, prefix, self._disk), False
+        except AdapterCorrupt as error:
+            # Damaged on its way, or a copy that went on from damaged bytes: that passes.
+            log.warning("Fetching %s again: %s", ref.key, error.message)
+            return self._fetch(ref, prefix, self._disk), False
 
-    def _num_bytes(self, prefix: str) -> int:
-        """Of the objects needed. Raises ObjectMissing."""
-        sizes = [self._store.size(f"{prefix}/{part}") for part in (MANIFEST, TENSORS)]
-        if None in sizes:
+    def _in_place(self, prefix: str) -> Path:
+        """The folder of a store that is one. Raises ObjectMissing."""
+        if None in (self._store.size(f"{prefix}/{part}") for part in (MANIFEST, TENSORS)):
             raise ObjectMissing(
                 f"The object store has no whole version at {prefix}. Publish it again."
             )
-        return sum(size for size in sizes if size is not None)
+        path = self._store.local_path(f"{prefix}/{MANIFEST}")
+        assert path is not None
+        return path.parent
 
-    def _open(self, ref: AdapterRef, fetched: Fetched) -> Adapter:
-        with fetched.manifest.open("rb") as file:
+    def _fetch(self, ref: AdapterRef, prefix: str, disk: DiskTier) -> Adapter:
+        """One GET of the manifest, one of the tensors, or of what is still wanting of them."""
+        with self._store.open(f"{prefix}/{MANIFEST}") as content:
+            if content.num_bytes > MAX_MANIFEST_BYTES:
+                raise AdapterCorrupt(NOT_PUBLISHED)
+            manifest = b"".join(content.pieces)
+        _check_digest(ref, manifest)
+        wanted = Wanted(prefix, TENSORS, ref.num_bytes, {MANIFEST: manifest})
+        return disk.fill(self._store, wanted, lambda folder: self._open(ref, folder))
+
+    def _open(self, ref: AdapterRef, folder: Path) -> Adapter:
+        """The version's files in `folder`, every byte verified."""
+        with (folder / MANIFEST).open("rb") as file:
             data = file.read(MAX_MANIFEST_BYTES)
-        if digest(data) != ref.digest:
-            raise AdapterCorrupt("The stored manifest is not the one published. Publish it again.")
+        _check_digest(ref, data)
         try:
             manifest = Manifest.from_bytes(data)
         except ValueError as error:
             raise AdapterUnavailable(f"This release can't read the adapter: {error}.") from error
         try:
-            with TensorFile(fetched.tensors) as tensors:
+            with TensorFile(folder / TENSORS) as tensors:
                 return read_version(tensors, manifest, self._table)
         except TensorFileError as error:
             raise AdapterCorrupt(
@@ -207,6 +200,11 @@ class Loader:
         if self._store.local_path("adapters") is not None:
             return None
         return DiskTier(store.disk_path, store.disk_bytes)
+
+
+def _check_digest(ref: AdapterRef, manifest: bytes) -> None:
+    if digest(manifest) != ref.digest:
+        raise AdapterCorrupt(NOT_PUBLISHED)
 
 
 def serve(loader: Loader, channel: Channel, max_loads: int) -> None:
@@ -233,7 +231,9 @@ def main() -> int:
     try:
         parent = attach()
         config = parent.config
-        loader = Loader(config, memoryview(parent.host), open_store(config.store.url))
+        loader = Loader(
+            config, memoryview(parent.host), open_store(config.store.url, config.store.options)
+        )
         serve(loader, parent.channel, config.adapters.max_loads)
     except ChannelClosed:
         return 0

@@ -1,42 +1,59 @@
 """The disk tier: copies of stored versions in a folder of this host, within a budget of bytes.
 
-The folder is the only state. Replicas of one host may share it: a version appears by one rename,
-is used through open files, and the one not used for longest goes first. Standard library only.
+The folder is the only state, so it outlives its process. Replicas of one host may share it: a
+version appears by one rename once it is verified, is used through open files, and the one not used
+for longest goes first. A copy that was interrupted is gone on with. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from engine.adapters.store import ObjectStore
+from engine.adapters.partials import Partial, Partials, remove_folder
+from engine.adapters.store import AdapterCorrupt, ObjectChanged, ObjectStore
 from engine.errors import AdapterUnavailable
 
-STALE_S = 3600.0
-"""Older unfinished copies are of a loader that died."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a copy is made of.
+
+    prefix     the version's, of which the last two segments are tenant and digest
+    large      the one object worth going on with, and its bytes
+    num_bytes  of `large`, as its record says
+    small      other files, by their name
+    """
+
+    prefix: str
+    large: str
+    num_bytes: int
+    small: Mapping[str, bytes]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_bytes + sum(len(data) for data in self.small.values())
 
 
 class DiskTier:
-    """Below `root`, at most `max_bytes` of finished copies and those this process is making."""
+    """Below `root`, at most `max_bytes` of finished and interrupted copies, and those that this
+    process is making."""
 
     def __init__(self, root: str | Path, max_bytes: int) -> None:
         self._versions = Path(root) / "versions"
         self._incoming = Path(root) / "incoming"
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._promised = 0
         self._versions.mkdir(parents=True, exist_ok=True)
-        self._incoming.mkdir(exist_ok=True)
-        for entry in self._incoming.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if entry.stat().st_mtime < time.time() - STALE_S:
-                    shutil.rmtree(entry, ignore_errors=True)
+        self._partials = Partials(self._incoming)
 
     def find(self, prefix: str) -> Path | None:
         """The folder of a version's copy, which counts as used now; None where there is none."""
@@ -47,32 +64,39 @@ class DiskTier:
             return None
         return folder
 
-    def fill(self, store: ObjectStore, prefix: str, parts: Sequence[str], num_bytes: int) -> Path:
-        """Copy `parts` of a version, `num_bytes` together, from `store`.
+    def fill(self, store: ObjectStore, wanted: Wanted, verify: Callable[[Path], T]) -> T:
+        """Copy a version from `store`. `verify(folder)` reads it there; what it returns is the
+        answer, and once it has returned others see the copy. Where it raises, the copy is gone.
 
-        Raises what the store raises, OSError, and AdapterUnavailable for more than the budget.
+        What was fetched before an error of the store, or the end of this process, is kept and gone
+        on with. Raises what store and `verify` raise, OSError, AdapterCorrupt for an object of
+        another length, and AdapterUnavailable for more than the budget.
         """
-        if num_bytes > self._max_bytes:
+        if wanted.total_bytes > self._max_bytes:
             raise AdapterUnavailable(
-                f"The adapter has {num_bytes} bytes; the disk tier may hold {self._max_bytes}."
-                " Raise disk_bytes."
+                f"The adapter has {wanted.total_bytes} bytes; the disk tier may hold"
+                f" {self._max_bytes}. Raise disk_bytes.",
+                code="disk_too_small",
             )
-        with self._room(num_bytes), tempfile.TemporaryDirectory(dir=self._incoming) as scratch:
-            copy = Path(scratch) / "copy"
-            copy.mkdir()
-            for part in parts:
-                with (copy / part).open("wb") as file:
-                    for data in store.read(f"{prefix}/{part}"):
-                        file.write(data)
-            folder = self._folder(prefix)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # another replica may have been faster
-                copy.rename(folder)
-            return folder
+        folder = self._folder(wanted.prefix)
+        with self._partials.claim(f"{folder.parent.name}@{folder.name}") as partial:
+            if self.find(wanted.prefix) is not None:  # another replica was faster
+                with contextlib.suppress(FileNotFoundError, AdapterCorrupt):
+                    return verify(folder)
+                self.drop(wanted.prefix)
+            with self._room(wanted.total_bytes):
+                _copy(store, wanted, partial)
+                try:
+                    verified = verify(partial.files)
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    partial.files.rename(folder)
+                finally:
+                    partial.discard()
+                return verified
 
     def drop(self, prefix: str) -> None:
         """Forget a copy. Files of it that are open stay readable."""
-        self._remove(self._folder(prefix))
+        remove_folder(self._folder(prefix), self._incoming)
 
     def num_bytes(self) -> int:
         """Of the finished copies."""
@@ -80,34 +104,40 @@ class DiskTier:
 
     def check(self) -> None:
         """Assert the budget, where no other process fills this folder."""
-        assert self.num_bytes() + self._promised <= self._max_bytes
+        num_idle = sum(size for _, size, _ in self._partials.idle())
+        assert self.num_bytes() + num_idle + self._promised <= self._max_bytes
         assert self._promised >= 0
 
     @contextlib.contextmanager
     def _room(self, num_bytes: int) -> Iterator[None]:
-        """Evict until `num_bytes` more fit, and hold them while the copy is made."""
-        with self._lock:
-            copies = sorted(self._copies())
-            used = sum(size for _, size, _ in copies) + self._promised
-            for _, size, folder in copies:
-                if used + num_bytes <= self._max_bytes:
-                    break
-                self._remove(folder)
-                used -= size
+        """Evict until `num_bytes` more fit, waiting for copies that others of this process make,
+        and hold them while the copy is made."""
+        with self._changed:
+            while not self._evict(num_bytes):
+                self._changed.wait()
             self._promised += num_bytes
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._promised -= num_bytes
+                self._changed.notify_all()
 
-    def _remove(self, folder: Path) -> None:
-        """At once for everybody: moved aside first, so that nobody finds half a version."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            tempfile.TemporaryDirectory(dir=self._incoming) as scratch,
-        ):
-            folder.rename(Path(scratch) / "removed")
+    def _evict(self, num_bytes: int) -> bool:
+        """Whether that many bytes are free now."""
+        copies = list(self._copies())
+        found = sorted([*copies, *self._partials.idle()])
+        used = sum(size for _, size, _ in found) + self._promised
+        for _, size, folder in found:
+            if used + num_bytes <= self._max_bytes:
+                break
+            if folder.parent == self._incoming:
+                gone = self._partials.remove(folder)
+            else:
+                remove_folder(folder, self._incoming)
+                gone = True
+            used -= size if gone else 0
+        return used + num_bytes <= self._max_bytes
 
     def _copies(self) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, folder) of each."""
@@ -119,3 +149,27 @@ class DiskTier:
     def _folder(self, prefix: str) -> Path:
         tenant, digest = prefix.split("/")[-2:]
         return self._versions / tenant / digest
+
+
+def _copy(store: ObjectStore, wanted: Wanted, partial: Partial) -> None:
+    for name, data in wanted.small.items():
+        (partial.files / name).write_bytes(data)
+    start, etag = partial.have(wanted.large)
+    try:
+        _fetch(store, wanted, partial, start if etag else 0, etag)
+    except ObjectChanged:
+        _fetch(store, wanted, partial, 0, "")
+
+
+def _fetch(store: ObjectStore, wanted: Wanted, partial: Partial, start: int, etag: str) -> None:
+    with store.open(f"{wanted.prefix}/{wanted.large}", start, etag) as content:
+        if content.num_bytes != wanted.num_bytes:
+            raise AdapterCorrupt(
+                f"The stored {wanted.large} has {content.num_bytes} bytes, not the"
+                f" {wanted.num_bytes} that were published. Publish it again."
+            )
+        if not start:
+            partial.begin(wanted.large, content.etag)
+        with (partial.files / wanted.large).open("ab", buffering=0) as file:
+            for data in content.pieces:
+                file.write(data)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.adapters.digest import Manifest, digest
 from engine.adapters.parts import ModuleParts, check_modules, group_parts, module_shape
+from engine.adapters.store import AdapterCorrupt
 from engine.adapters.tensorfile import TensorFile
 from engine.adapters.weights import Adapter, ModuleWeights
-from engine.errors import AdapterUnavailable
 from engine.model.modules import ModuleTable
 
 TORCH_DTYPES = {
@@ -20,12 +20,6 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-
-
-class AdapterCorrupt(AdapterUnavailable):
-    """The stored bytes are not those that were published."""
-
-    code = "adapter_corrupt"
 
 
 def read_adapter(

@@ -41,6 +41,13 @@ class ObjectChanged(AdapterUnavailable):
     code = "object_changed"
 
 
+class AdapterCorrupt(AdapterUnavailable):
+    """The stored bytes are not those that were published."""
+
+    code = "adapter_corrupt"
+    default_retry_after_s = None
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """An object that is being read.

@@ -14,8 +14,8 @@ import threading
 import pytest
 import torch
 
-from engine.adapters.layout import AdapterLayout
 from engine.adapters.folder_store import FolderStore
+from engine.adapters.layout import AdapterLayout
 from engine.adapters.store import MANIFEST, TENSORS, object_prefix
 from engine.channel import Channel
 from engine.config import AdapterConfig, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
@@ -40,11 +40,11 @@ class RemoteStore(FolderStore):
     def local_path(self, key):
         return None
 
-    def read(self, key, start=0):
+    def open(self, key, start=0, etag=""):
         if self.failing is not None:
             raise self.failing
         self.reads.append(key)
-        return super().read(key, start)
+        return super().open(key, start, etag)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ class GateStore(RemoteStore):
         self.most = 0
         self.lock = threading.Lock()
 
-    def read(self, key, start=0):
+    def open(self, key, start=0, etag=""):
         with self.lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
@@ -281,7 +281,7 @@ class GateStore(RemoteStore):
         self.gate.wait()
         with self.lock:
             self.inside -= 1
-        return super().read(key, start)
+        return super().open(key, start, etag)
 
 
 def test_loads_run_together_and_no_more_than_allowed(keeping, host):
