@@ -243,6 +243,8 @@ class Adapters:
             record = None if entry is None else AdapterRecord.from_value(entry.value)
             changed = change(record)
             if changed == record:
+                # Perhaps the write of somebody who was told that it is unconfirmed.
+                self._registry.confirm()
                 return changed
             try:
                 self._registry.put(key, changed.to_value(), ABSENT if entry is None else entry.rev)

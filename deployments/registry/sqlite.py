@@ -88,11 +88,14 @@ class SqliteRegistry:
         """Every write is on the disk before it is answered."""
 
     def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Listing:
+        # One lower bound: of two, SQLite would seek to the first and read up to the second.
+        behind = after.encode() >= prefix.encode() and after != ""
+
         def read(db: sqlite3.Connection) -> Listing:
             rows = db.execute(
-                "SELECT key, value, rev FROM entries WHERE key >= ? AND key < ? AND key > ?"
-                " AND value IS NOT NULL ORDER BY key LIMIT ?",
-                (prefix, prefix + LAST, after, -1 if limit is None else limit),
+                f"SELECT key, value, rev FROM entries WHERE key {'>' if behind else '>='} ?"
+                " AND key < ? AND value IS NOT NULL ORDER BY key LIMIT ?",
+                (after if behind else prefix, prefix + LAST, -1 if limit is None else limit),
             ).fetchall()
             entries = tuple(Entry(key, json.loads(value), rev) for key, value, rev in rows)
             return Listing(entries, _state(db).rev)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from deployments.catalog import Catalog
+from deployments.catalog import PAGE, Catalog
 from deployments.directory import Directory
 from deployments.registry import open_registry
 from deployments.registry.records import KeyRecord, Role, TenantRecord, hash_key, key_key
@@ -40,8 +40,8 @@ class Watched:
         self.gets += 1
         return self.inner.get(key)
 
-    def list(self, prefix):
-        return self.inner.list(prefix)
+    def list(self, prefix, **page):
+        return self.inner.list(prefix, **page)
 
     def changes(self, since):
         if self.away:
@@ -176,8 +176,8 @@ async def test_a_whole_listing_is_read_beside_the_loop(registry, clock):
             return super().get(*args)
 
     class TellingRegistry(Watched):
-        def list(self, prefix):
-            listing = super().list(prefix)
+        def list(self, prefix, **page):
+            listing = super().list(prefix, **page)
             entries = [replace(e, value=Telling(e.value)) for e in listing.entries]
             return replace(listing, entries=tuple(entries))
 
@@ -186,6 +186,29 @@ async def test_a_whole_listing_is_read_beside_the_loop(registry, clock):
     await catalog.refresh()
     assert (await catalog.resolve("bot", "t1")).name == "bot"
     assert Telling.readers and threading.get_ident() not in Telling.readers
+
+
+async def test_a_listing_of_many_pages_is_read_whole(registry, clock):
+    registry.restore((f"x/{n:05}", {}) for n in range(2 * PAGE))
+    publish(registry, "t1", "bot")
+    publish(registry, "t2", "bot")
+    listings = []
+
+    class Counting(Watched):
+        def list(self, prefix, **page):
+            listings.append(page)
+            if len(listings) == 2:  # changed behind the reader's back
+                registry.put("tenant/a", TenantRecord("a").to_value(), None)
+                registry.delete("adapter/t1/bot", None)
+            return super().list(prefix, **page)
+
+    catalog = Catalog(Counting(registry), clock=clock)
+    await catalog.refresh()
+    assert len(listings) == 3
+    assert [r.tenant for r in catalog.adapters()] == ["t1", "t2"]
+    await catalog.refresh()
+    assert [r.tenant for r in catalog.adapters()] == ["t2"]
+    assert catalog._directory.tenant("tenant/a").id == "a"
 
 
 async def test_only_the_role_makes_an_admin(catalog, registry):
