@@ -90,7 +90,7 @@ def import_prefix(prefix: str, tenant: str) -> str:
     """The key prefix in the import store that a tenant means by `prefix`: from imports/<tenant>, or
     whole. Raises InvalidRequest for any other place, whether or not anything is there."""
     own = f"{IMPORTS}/{tenant}/"
-    segments = prefix.removeprefix(own).strip("/").split("/")
+    segments = prefix.removeprefix(own).rstrip("/").split("/")
     if prefix.startswith(f"{IMPORTS}/") and not prefix.startswith(own):
         segments = []
     if not segments or len(prefix) > 1000 or not all(SEGMENT.fullmatch(s) for s in segments):
