@@ -11,6 +11,7 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 from fastapi import FastAPI
@@ -21,7 +22,7 @@ from deployments.config import AppConfig, ConfigError, load
 from deployments.config_sections import ReplicaSection
 from deployments.handles import RayControl, RayReplicas
 from deployments.ingress import Parts, create_app
-from deployments.registry import open_registry
+from deployments.registry import open_registry, redis_url
 from deployments.replica import Replica
 from engine.adapters.store import open_store
 from engine.model.revision import base_revision
@@ -114,14 +115,27 @@ def _config(args: dict[str, Any]) -> AppConfig:
 
 
 def _check_one_host(config: AppConfig) -> None:
-    """The embedded registry and store are files of one machine."""
-    registry = open_registry(config.registry_url)
-    single = registry.single_host or config.store_url.startswith("file:")
-    registry.close()
-    if single and ray.is_initialized() and _num_nodes() > 1:
+    open_registry(config.registry_url).close()  # what can't be opened is told here
+    check_hosts(config, _num_nodes() if ray.is_initialized() else 1)
+
+
+def check_hosts(config: AppConfig, num_nodes: int) -> None:
+    """The embedded registry and store are files of one machine: raises ConfigError where Ray has
+    more nodes than that."""
+    if num_nodes <= 1:
+        return
+    if config.registry_url.startswith("sqlite:"):
         raise ConfigError(
-            "registry and store are embedded ones, which only one Ray node can use. With more"
-            " nodes name a registry and a store that all of them reach."
+            f"Ray has {num_nodes} nodes, and the registry is a file of one of them. Name one that"
+            f" all reach: registry: {redis_url.EXAMPLES}."
+        )
+    if config.store_url.startswith("file:") and "shared=true" not in urlsplit(
+        config.store_url
+    ).query.split("&"):
+        raise ConfigError(
+            f"Ray has {num_nodes} nodes, and the store is a folder of one of them. Name one they"
+            " all reach: store: s3://bucket/prefix; or, for a folder mounted on all of them at"
+            " the same place, store: file:///folder?shared=true."
         )
 
 

@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.admin_client import AdminClient, Refused, Unreachable, Unusable
-from deployments.config import ClientConfig, load
+from deployments.config import ClientConfig, load, registry_url
 from deployments.registry import open_registry
 from deployments.registry.records import KEYS, KeyRecord, Role
 from deployments.registry.registry import Registry
+from deployments.registry_commands import registry_app
 from deployments.tenants import Tenants
 from engine.errors import LoraplexError
 
@@ -33,6 +34,7 @@ adapters = typer.Typer(no_args_is_help=True, help="Publish, look at and retire a
 tenants = typer.Typer(no_args_is_help=True, help="Make tenants and their keys.")
 app.add_typer(adapters, name="adapters")
 app.add_typer(tenants, name="tenants")
+app.add_typer(registry_app, name="registry")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
 Adapter = Annotated[str, typer.Argument(metavar="TENANT/NAME")]
@@ -175,7 +177,7 @@ def bootstrap(
     if (config is None) == (not registry):
         _fail("Give either --config or --registry.", USAGE)
     try:
-        url = registry if config is None else load(config).registry_url
+        url = registry_url(registry) if config is None else load(config).registry_url
         opened = open_registry(url)
         try:
             if _has_admin(opened) and not another:

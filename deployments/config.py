@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from deployments import limits
 from deployments.config_sections import (
@@ -28,9 +28,10 @@ from deployments.config_sections import (
     RouterSection,
     Section,
 )
+from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
 from engine.config import Device, Dtype, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, LoraplexError
 
 _MIB = 1 << 20
 _DEFAULT_CONTEXT = 2048
@@ -46,6 +47,9 @@ class AppConfig(Section):
     """The whole. Paths are absolute once loaded.
 
     data_dir     what the service writes, unless `registry` and `store` say otherwise
+    registry     where names, tenants and keys are: sqlite:///file, or Redis
+                 (`deployments.registry.redis_url`), its passwords by the environment
+                 (`registry_url`)
     import_root  folders below it may be published over REST; None: none may
     allowed_adapter_keys  keys of adapter_config.json that this release doesn't know, and that don't
                  change what an adapter computes: the operator's word
@@ -53,7 +57,7 @@ class AppConfig(Section):
 
     data_dir: Path
     base: BaseSection
-    registry: str = ""
+    registry: str = Field("", repr=False)
     store: str = ""
     import_root: Path | None = None
     allowed_adapter_keys: frozenset[str] = frozenset()
@@ -197,9 +201,31 @@ def load(
     home = Path(env["LORAPLEX_HOME"]).resolve() if env.get("LORAPLEX_HOME") else home
     try:
         config = AppConfig.model_validate(values)
+        registry = registry_url(config.registry, environ=env)
     except ValidationError as error:
         raise ConfigError(f"Configuration: {_first_problems(error)}") from None
-    return _absolute(config, home)
+    return _absolute(config.model_copy(update={"registry": registry}), home)
+
+
+def registry_url(url: str, *, environ: Mapping[str, str] | None = None) -> str:
+    """A registry's URL, completed by LORAPLEX_REGISTRY_USERNAME, LORAPLEX_REGISTRY_PASSWORD and
+    LORAPLEX_REGISTRY_SENTINEL_PASSWORD, so that no file needs to hold a password.
+
+    Raises ConfigError for a Redis URL that says nothing sensible.
+    """
+    env = os.environ if environ is None else environ
+    whole = with_credentials(
+        url,
+        username=env.get("LORAPLEX_REGISTRY_USERNAME"),
+        password=env.get("LORAPLEX_REGISTRY_PASSWORD"),
+        sentinel_password=env.get("LORAPLEX_REGISTRY_SENTINEL_PASSWORD"),
+    )
+    if whole.startswith("redis"):
+        try:
+            RedisSettings.parse(whole)
+        except LoraplexError as error:
+            raise ConfigError(error.message) from None
+    return whole
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

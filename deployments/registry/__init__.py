@@ -5,7 +5,6 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 from deployments.registry import redis_url
-from deployments.registry.redis_registry import RedisRegistry
 from deployments.registry.registry import Registry
 from deployments.registry.sqlite import SqliteRegistry
 from engine.errors import LoraplexError
@@ -21,6 +20,9 @@ def open_registry(url: str) -> Registry:
     """
     parts = urlsplit(url)
     if parts.scheme in redis_url.SCHEMES:
+        # Its client is of no use to a service on SQLite, nor to a replica.
+        from deployments.registry.redis_registry import RedisRegistry  # noqa: PLC0415
+
         return RedisRegistry(redis_url.RedisSettings.parse(url))
     if parts.scheme != "sqlite":
         raise LoraplexError(

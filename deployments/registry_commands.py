@@ -1,0 +1,72 @@
+"""`loraplex registry`: what an operator does to the registry itself, beside the service.
+
+Exit codes as in `deployments.cli`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.config import load, registry_url
+from deployments.registry import open_registry
+from deployments.registry.backup import back_up, bring_back
+from deployments.registry.registry import Registry
+from engine.errors import LoraplexError
+
+REFUSED, USAGE = 1, 2
+
+registry_app = typer.Typer(no_args_is_help=True, help="Back up and restore the registry.")
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="The service's configuration file.", exists=True)
+]
+Url = Annotated[
+    str, typer.Option("--registry", help="Or its registry: sqlite:///path, redis://host/0.")
+]
+
+
+@registry_app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(dir_okay=False)], config: Config = None, registry: Url = ""
+) -> None:
+    """Write all records to FILE, as they are at one moment. The service may run on."""
+    with _opened(config, registry) as opened:
+        number = back_up(opened, file, clock=time.time)
+    typer.echo(f"{number} records are in {file}. Adapters' objects are in the object store.")
+
+
+@registry_app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(dir_okay=False, exists=True)],
+    config: Config = None,
+    registry: Url = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In the place of the records that are there.")
+    ] = False,
+) -> None:
+    """Put a backup into the registry in one step. A service that runs takes it over."""
+    with _opened(config, registry) as opened:
+        number = bring_back(opened, file, replace=replace)
+    typer.echo(f"{number} records restored.")
+
+
+@contextmanager
+def _opened(config: Path | None, url: str) -> Iterator[Registry]:
+    if (config is None) == (not url):
+        typer.secho("error: Give either --config or --registry.", fg="red", err=True)
+        raise typer.Exit(USAGE)
+    try:
+        opened = open_registry(registry_url(url) if config is None else load(config).registry_url)
+        try:
+            yield opened
+        finally:
+            opened.close()
+    except (LoraplexError, OSError) as error:
+        typer.secho(f"error: {getattr(error, 'message', error)}", fg="red", err=True)
+        raise typer.Exit(REFUSED) from None
