@@ -160,8 +160,9 @@ def _rotary(
     if t < 2:
         if HEAD_NORM:
             low, high = _normed(low, high, head_norms + t * D, head_eps, mask, d, D, HB, M)
-        turned = low * cos - high * sin
-        high = high * cos + low * sin
+        # Left to itself, the compiler rounds another product in each kernel.
+        turned = tl.fma(low, cos, -times(high, sin))
+        high = tl.fma(high, cos, times(low, sin))
         low = turned
     low = low.to(cache.dtype.element_ty)
     high = high.to(cache.dtype.element_ty)

@@ -54,13 +54,13 @@ SINGLE = Tuning(
 )
 """Blocks of one row: 256 columns a warp, see `kernels.tile`."""
 
-FEW = Tuning(max_parts=4, gate=Tile(64, 4, 2))
+FEW = Tuning(max_parts=4, gate=Tile(64, 4, 2), residual=Tile(256, 16, 2))
 """Few blocks of several rows: narrow tiles fill the chip better."""
 FEW_BLOCKS = 8
 
 BY_BLOCK_ROWS = {
     4: Tuning(max_parts=4, gate=Tile(256, 4, 2), residual=Tile(256, 4, 2)),
-    8: Tuning(max_parts=4),
+    8: Tuning(max_parts=4, residual=Tile(256, 4, 2)),
     16: Tuning(max_parts=4, gate=Tile(256, 8, 2)),
     64: Tuning(shrink=Tile(64, 4, 3), expand=Tile(128, 4, 2), gate=Tile(64, 4, 2)),
 }
