@@ -13,8 +13,8 @@ import torch
 
 from engine.buckets import Buckets, PassShape
 from engine.config import EngineConfig
-from engine.cpu_runner import move_pages
 from engine.device_batch import TILE_TOKENS, BatchFiller, Filled, parts, tiles_of
+from engine.device_moves import DeviceMoves
 from engine.device_sampler import BEST_TOKEN, DeviceSampler
 from engine.device_table import DeviceTable
 from engine.model.cuda_backbone import CudaBackbone, Inputs, Limits
@@ -75,8 +75,11 @@ class DevicePass:
         self.sampler = DeviceSampler(
             schedule.max_seqs, spec.vocab_size, config.model.max_model_len, num_slots, device
         )
+        most = max(num_pages, memory.max_move_bytes // (elements * arena.element_size()))
+        self._moves = DeviceMoves(most, num_slots, device)
         self._tokens = torch.zeros_like(self._buffer.device["tokens"])
         self._clear_inputs()
+        self._prepare()
 
     def fill(self, plan: StepPlan, slot: int) -> Filled | None:
         """Write the plan into a slot of the step buffer; None where it has no pass."""
@@ -84,8 +87,8 @@ class DevicePass:
 
     def enqueue(self, plan: StepPlan, filled: Filled | None, slot: int, replay: Replay) -> None:
         """Moves, table entries, then the pass and its tokens, into `sampler.result`."""
-        for move in plan.moves:
-            move_pages(self.arena, move)
+        if plan.moves:
+            self._moves.enqueue(self.arena, plan.moves, slot)
         self._enter(plan, slot)
         if filled is None:
             return
@@ -148,6 +151,12 @@ class DevicePass:
                 self._with_head.add(entry.adapter)
             else:
                 self._with_head.discard(entry.adapter)
+
+    def _prepare(self) -> None:
+        """Compile what is launched between graphs, so that nothing is when the first step needs it:
+        each kernel runs once, to no effect."""
+        self._moves.enqueue(self.arena, (), 0)
+        self.sampler.prepare(self.backbone.logits)
 
     def _clear_inputs(self) -> None:
         """A step without rows, tokens or adapters: a pass over it writes page 0 alone."""
