@@ -1,4 +1,4 @@
-"""The GPU runner against transformers and PEFT in fp32, and against itself."""
+"""The GPU runner against transformers and PEFT in fp32."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.cuda_runner import CudaRunner
-from engine.device_arena import DTYPES
-from engine.model.spec import BackboneSpec
-from engine.model.weights import load_weights
-from engine.plan import NO_ADAPTER, Move, StepPlan, TableEntry
+from engine.plan import StepPlan
 from engine.types import SamplingParams
-from tests.support.drive import Driver
+from tests.support.cuda_runners import Runners, begin, check, driver_of, prompts
 from tests.support.real_engine import PAGE_TOKENS, RealEngine
-from tests.support.recording import Record, RecordingRunner
+from tests.support.recording import RecordingRunner
 from tests.support.tiny_models import ADAPTERS, make_model
 
 pytestmark = [
@@ -29,41 +25,11 @@ def poisoned():
     """Not here: under it torch enqueues other kernels than a service does."""
 
 
-class RecordingCudaRunner(CudaRunner):
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.record = Record()
-
-    def launch(self, plan):
-        launch = super().launch(plan)
-        self.record.note(plan, self.latest_logits(sum(span.samples for span in plan.spans)))
-        return launch
-
-
-class Runners:
-    """Makes runners, and closes them when the test ends."""
-
-    def __init__(self):
-        self.made = []
-
-    def captured(self, config, host):
-        self.made.append(RecordingCudaRunner.load(config, host))
-        return self.made[-1]
-
-    def eager(self, config, host):
-        """Without graphs."""
-        spec = BackboneSpec.load(config.model.path)
-        weights = load_weights(config.model.path, spec, DTYPES[config.model.dtype])
-        self.made.append(RecordingCudaRunner(config, host, spec, weights, captures=False))
-        return self.made[-1]
-
-
 @pytest.fixture
 def runners():
     runners = Runners()
     yield runners
-    for runner in runners.made:
-        runner.close()
+    runners.close()
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +40,6 @@ def model(request, tmp_path_factory):
 
 
 QWEN3 = pytest.mark.parametrize("model", ["qwen3"], indirect=True)
-
-
-def prompts(lengths, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 384, (n,), generator=generator).tolist() for n in lengths]
-
-
-def driver_of(model, make, **options):
-    driver = Driver.on(model.folder, make, **options)
-    for index, adapter in enumerate(model.adapters.values()):
-        driver.put_adapter(index, adapter, DTYPES[options.get("dtype", "float32")])
-    return driver
-
-
-def begin(driver, model, lengths, sampling=SamplingParams(temperature=0.0)):  # noqa: B008
-    """[(adapter name or None, sequence)], base and adapters in turn."""
-    names = [None, *model.adapters]
-    return [
-        (names[i % len(names)], driver.begin(prompt, i % len(names) - 1, sampling))
-        for i, prompt in enumerate(prompts(lengths))
-    ]
-
-
-def check(model, name, sequence, logits):
-    prompt = list(sequence.request.prompt)
-    model.check(name, prompt, sequence.tokens[len(prompt) :], logits)
 
 
 @pytest.mark.parametrize("how", ["captured", "eager"])
@@ -119,46 +59,6 @@ def test_windows_biases_and_head_sizes(model, runners):
     driver.run([sequence for _, sequence in sequences], 24, chunk=13)
     for name, sequence in sequences:
         check(model, name, sequence, driver.logits(sequence))
-
-
-@QWEN3
-def test_a_replay_gives_the_bits_of_the_same_pass_enqueued_afresh(model, runners):
-    """After adapters were replaced, moved and removed."""
-    outputs = []
-    for make in (runners.captured, runners.eager):
-        driver = driver_of(model, make, dtype="bfloat16")
-        sequences = [s for _, s in begin(driver, model, (9, 17, 30, 12, 3))]
-        driver.run(sequences, 4, chunk=11)
-        r8, r4 = model.adapters["r8"], model.adapters["r4"]
-        driver.plan(entries=(TableEntry(1, 0, None),))
-        driver.put_adapter(1, r4, torch.bfloat16)
-        moved = driver.next_run - driver.num_run_pages(r4, torch.bfloat16)
-        pages = driver.num_run_pages(r4, torch.bfloat16)
-        driver.plan(
-            moves=(Move(moved, moved + 3, pages),), entries=(TableEntry(1, moved + 3, r4.layout()),)
-        )
-        driver.next_run += 3
-        driver.put_adapter(2, r8, torch.bfloat16)
-        driver.run(sequences, 12)
-        outputs.append(torch.stack([driver.logits(s) for s in sequences]))
-    assert torch.equal(outputs[0].view(torch.int32), outputs[1].view(torch.int32))
-
-
-@QWEN3
-def test_an_adapter_without_effect_gives_the_bits_of_the_batch_without_it(model, runners):
-    full = model.adapters["r64"]
-    zero = replace(
-        full, modules={m: replace(w, b=torch.zeros_like(w.b)) for m, w in full.modules.items()}
-    )
-    outputs = []
-    for adapter in (3, NO_ADAPTER):
-        driver = driver_of(model, runners.captured)
-        driver.put_adapter(3, zero)
-        sequences = [s for _, s in begin(driver, model, (9, 17, 30, 12))]
-        sequences.append(driver.begin(prompts((33,), seed=5)[0], adapter))
-        driver.run(sequences, 8, chunk=11)
-        outputs.append(torch.stack([driver.logits(s) for s in sequences]))
-    assert torch.equal(outputs[0].view(torch.int32), outputs[1].view(torch.int32))
 
 
 @QWEN3

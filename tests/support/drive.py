@@ -52,8 +52,16 @@ class Driver:
         self.rows = 0
 
     @classmethod
-    def on(cls, folder: object, make: MakeRunner = RecordingRunner, **options: object) -> Driver:
-        host = bytearray(HOST_BYTES)
+    def on(
+        cls,
+        folder: object,
+        make: MakeRunner = RecordingRunner,
+        *,
+        host_bytes: int = HOST_BYTES,
+        **options: object,
+    ) -> Driver:
+        """host_bytes: room for the largest adapter."""
+        host = bytearray(host_bytes)
         return cls(make(runner_config(folder, **options), memoryview(host)), host)
 
     def begin(

@@ -81,10 +81,11 @@ class RealEngine:
         max_tokens: int = 16,
         tenant: str = "t",
         version: int = 0,
+        sampling: SamplingParams = GREEDY,
     ) -> None:
         """Versions of an adapter are the same weights under other digests."""
         ref = None if adapter is None else self.ref(adapter, version)
-        request = Request(request_id, Tenant(tenant), ref, tuple(prompt), max_tokens, GREEDY)
+        request = Request(request_id, Tenant(tenant), ref, tuple(prompt), max_tokens, sampling)
         self.told[request_id] = Told(request, adapter)
         self.engine.submit(request)
 

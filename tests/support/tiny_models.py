@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +118,14 @@ class TinyModel:
 def make_model(folder: Path, name: str, adapters: tuple[str, ...] = ()) -> TinyModel:
     """Make and save the base `name` and its adapters below `folder`, from a fixed seed."""
     torch.manual_seed(hash_of(name))
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    return build_model(folder, CONFIGS[name], {a: ADAPTERS[a] for a in adapters})
+
+
+def build_model(
+    folder: Path, config: PreTrainedConfig, adapters: Mapping[str, dict[str, object]]
+) -> TinyModel:
+    """The same of any configs, from the random numbers that come next."""
+    model = AutoModelForCausalLM.from_config(config).eval()
     for parameter_name, parameter in model.named_parameters():
         # transformers starts these at 0 and 1, where a mistake would not show.
         if parameter_name.endswith("bias"):
@@ -127,8 +135,8 @@ def make_model(folder: Path, name: str, adapters: tuple[str, ...] = ()) -> TinyM
     base = folder / "base"
     model.save_pretrained(base)
     made = TinyModel(base, BackboneSpec.load(base), {None: model}, {})
-    for adapter in adapters:
-        oracle = make_adapter(model, folder / adapter, ADAPTERS[adapter])
+    for adapter, lora in adapters.items():
+        oracle = make_adapter(model, folder / adapter, lora)
         made.oracles[adapter] = oracle
         made.adapters[adapter] = load_adapter(folder / adapter, made.spec)
     return made
