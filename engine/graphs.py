@@ -2,7 +2,8 @@
 
 A graph reads and writes fixed addresses alone. All of them share one memory pool: they never run
 at the same time. Each shape runs once uncaptured before it is captured, which compiles its kernels;
-several threads do that, since compiling is most of the time that a start takes.
+several threads do that, since compiling is most of the time that a start takes. And each graph is
+replayed once, so that later replays take nothing more.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Graphs(Generic[Key]):
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     enqueue(key)
                 self._graphs[key] = graph
+        # Its first launch brings a graph to the device, which takes memory there.
+        with torch.cuda.stream(self._stream):
+            for key in keys:
+                self.replay(key)
+        self._stream.synchronize()
         log.info(
             "Compiled for %d shapes in %.1f s, captured them in %.1f s.",
             len(keys),
