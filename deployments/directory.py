@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from sys import intern
 from typing import Any
 
@@ -30,9 +29,8 @@ class Directory:
         if isinstance(old, AdapterRecord):
             del self._by_tenant[old.tenant][old.name]
         self._revs[event.key] = event.rev
-        record = None if event.value is None else _record(event.key, event.value)
+        record = None if event.value is None else self._record(event.key, event.value)
         if isinstance(record, AdapterRecord):
-            record = self._shared(record)
             self._by_tenant.setdefault(record.tenant, {})[record.name] = record
         if record is not None:
             self._records[event.key] = record
@@ -55,32 +53,45 @@ class Directory:
             for _, record in sorted(self._by_tenant.get(t, {}).items()):
                 yield record
 
-    def _shared(self, record: AdapterRecord) -> AdapterRecord:
-        """The same with one object for what repeats: half the memory of many adapters."""
-        tenant, digests = intern(record.tenant), {}
+    def _record(
+        self, key: str, value: Mapping[str, Any]
+    ) -> TenantRecord | KeyRecord | AdapterRecord | None:
+        """None for a kind of record that a newer release keeps beside ours."""
+        if key.startswith(TENANTS):
+            return TenantRecord.from_value(value)
+        if key.startswith(KEYS):
+            return KeyRecord.from_value(value)
+        if key.startswith(ADAPTERS):
+            return AdapterRecord.from_value(self._shared(value))
+        return None
+
+    def _shared(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An adapter's stored value with one object for what repeats in and between records: half
+        the memory of many adapters. (A record keeps the objects that it is made from.)"""
+        tenant, name, digests = intern(value["tenant"]), value["name"], {}
         versions = []
-        for v in record.versions:
-            ref, digest = v.ref, v.ref.digest
-            digests[digest] = digest
+        for v in value["versions"]:
+            ref, modules = v["ref"], tuple(v["modules"])
+            digests[ref["digest"]] = ref["digest"]
+            same = {
+                "tenant": tenant,
+                "name": name,
+                "base_revision": intern(ref["base_revision"]),
+            }
             versions.append(
-                replace(
-                    v,
-                    ref=replace(
-                        ref,
-                        tenant=tenant,
-                        name=record.name,
-                        base_revision=intern(ref.base_revision),
-                    ),
-                    base=intern(v.base),
-                    by=intern(v.by),
-                    modules=self._modules.setdefault(v.modules, v.modules),
-                )
+                {
+                    **v,
+                    "ref": {**ref, **same},
+                    "base": intern(v["base"]),
+                    "by": intern(v["by"]),
+                    "modules": self._modules.setdefault(modules, modules),
+                }
             )
         aliases = {
-            intern(name): replace(alias, digest=digests.get(alias.digest, alias.digest))
-            for name, alias in record.aliases.items()
+            intern(alias): {**told, "digest": digests.get(told["digest"], told["digest"])}
+            for alias, told in value.get("aliases", {}).items()
         }
-        return replace(record, tenant=tenant, versions=tuple(versions), aliases=aliases)
+        return {**value, "tenant": tenant, "versions": versions, "aliases": aliases}
 
     def check(self) -> None:
         """Assert that the index by tenant and the records are the same."""
@@ -99,14 +110,3 @@ def split_model(model: str, tenant: str) -> tuple[str, str | None] | None:
     if at and not is_selector(selector):
         return None
     return name, selector if at else None
-
-
-def _record(key: str, value: Mapping[str, Any]) -> TenantRecord | KeyRecord | AdapterRecord | None:
-    """None for a kind of record that a newer release keeps beside ours."""
-    if key.startswith(TENANTS):
-        return TenantRecord.from_value(value)
-    if key.startswith(KEYS):
-        return KeyRecord.from_value(value)
-    if key.startswith(ADAPTERS):
-        return AdapterRecord.from_value(value)
-    return None
