@@ -19,7 +19,7 @@ from deployments.registry.alias import (
     is_digest,
 )
 from deployments.registry.records import adapter_key, known_fields
-from deployments.registry.upgrade import ADAPTER_VERSION, upgraded
+from deployments.registry.upgrade import ADAPTER_VERSION
 from deployments.registry.version_record import Condemned, VersionRecord
 from engine.errors import Conflict, InvalidRequest, NotFound
 from engine.types import AdapterRef
@@ -302,7 +302,7 @@ class AdapterRecord:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> AdapterRecord:
-        known = known_fields(cls, upgraded(value), ADAPTER_VERSION)
+        known = known_fields(cls, value, ADAPTER_VERSION)
         return cls(
             tenant=known["tenant"],
             name=known["name"],

@@ -15,6 +15,7 @@ from deployments.registry.adapter_record import (
     AdapterRecord,
 )
 from deployments.registry.alias import Alias, check_alias, is_selector, position
+from deployments.registry.upgrade import upgraded
 from deployments.registry.version_record import Condemned, Probe, VersionRecord
 from engine.errors import Conflict, InvalidRequest, LoraplexError, NotFound
 from engine.types import AdapterRef
@@ -70,13 +71,16 @@ def test_a_record_of_the_release_before_reads_as_what_it_meant():
     versions = [version(n).to_value() for n in (1, 2, 3)]
     versions[0].update(retired_s=5.0, retired_by="bob")
     old = {"v": 1, "tenant": "acme", "name": "bot", "current": digest(3), "versions": versions}
-    record = AdapterRecord.from_value(old)
+    record = AdapterRecord.from_value(upgraded(old))
     record.check()
     assert record.current == digest(3) and record.rolled_back().current == digest(2)
-    gone = AdapterRecord.from_value({**old, "current": None, "versions": versions[:1]})
+    retired = {**old, "current": None, "versions": versions[:1]}
+    gone = AdapterRecord.from_value(upgraded(retired))
     assert gone.status == "retired" and gone.version(digest(1)).retired_by == "bob"
-    with pytest.raises(ValueError, match="record version 3"):
-        AdapterRecord.from_value({**old, "v": 3})
+    assert upgraded(record.to_value()) == record.to_value()
+    for other in (1, 3):
+        with pytest.raises(ValueError, match=f"record version {other}"):
+            AdapterRecord.from_value({**record.to_value(), "v": other})
 
 
 def test_the_bare_name_is_production():
