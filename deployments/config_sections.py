@@ -11,7 +11,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from engine.config import AccountConfig, AdapterConfig, Device, Dtype, ScheduleConfig
+from engine.config import (
+    MAX_STEP_S,
+    AccountConfig,
+    AdapterConfig,
+    Device,
+    Dtype,
+    ScheduleConfig,
+)
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
@@ -55,11 +62,13 @@ class MemorySection(Section):
 
 
 class ScheduleSection(Section):
-    """As `engine.config.ScheduleConfig`. depth "auto": 1 on a GPU, else 0."""
+    """As `engine.config.ScheduleConfig`. "auto", on a GPU and else: depth 1 and 0, max_step_s as in
+    `engine.config.MAX_STEP_S`."""
 
     max_seqs: Count = _SCHEDULE.max_seqs
     max_step_tokens: Count = _SCHEDULE.max_step_tokens
-    max_step_s: Seconds = _SCHEDULE.max_step_s
+    max_step_s: Seconds | Auto = "auto"
+    prefill_steps: Count = _SCHEDULE.prefill_steps
     depth: Annotated[int, Field(ge=0)] | Auto = "auto"
     max_preemptions: Annotated[int, Field(ge=0)] = _SCHEDULE.max_preemptions
     prefix_cache: bool = _SCHEDULE.prefix_cache
@@ -68,7 +77,9 @@ class ScheduleSection(Section):
         depth = self.depth
         if depth == "auto":
             depth = 1 if device == "cuda" else 0
-        return ScheduleConfig(**{**self.model_dump(), "depth": depth})
+        max_step_s = MAX_STEP_S[device] if self.max_step_s == "auto" else self.max_step_s
+        known = {**self.model_dump(), "depth": depth, "max_step_s": max_step_s}
+        return ScheduleConfig(**known)
 
 
 class AutoscalingSection(Section):

@@ -15,8 +15,15 @@ import numpy as np
 from kernels.segments import Ints
 
 ROWS = (1, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TOKENS = (
+    *(64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048),
+    *(3072, 4096, 6144, 8192, 12288, 16384),
+)
+"""Padding costs what tokens cost. Above 256 a pass is a half larger than the one before at most."""
 MIXED_BLOCK_ROWS = 16
+MIXED_BLOCKS = (16, 64, 160)
+"""Blocks that a mixed shape has beside full ones. A launch with room for many more than there are
+cuts each product into fewer parts and fills the chip worse: twice the time at 384 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +102,10 @@ class Buckets:
         return PassShape(tokens, self.max_seqs, False, block_rows, num_blocks)
 
     def _mixed_blocks(self, tokens: int) -> tuple[int, ...]:
-        """A few adapters, and as many as there can be: one for each sequence."""
+        """From a few adapters to as many as there can be: one for each sequence."""
         full = tokens // MIXED_BLOCK_ROWS
-        most = full + min(self.max_seqs, tokens) + 1
-        return (full + 16, most) if full + 16 < most else (most,)
+        most = min(self.max_seqs, tokens) + 1
+        return (*(full + n for n in MIXED_BLOCKS if n < most), full + most)
 
 
 def decode_blocks(rows: int) -> tuple[tuple[int, int], ...]:

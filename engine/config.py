@@ -6,6 +6,7 @@ built. Unknown keys never get this far.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,14 +57,21 @@ class MemoryConfig:
         return self.arena_bytes // page_bytes
 
 
+MAX_STEP_S: Mapping[Device, float] = {"cpu": 0.5, "cuda": 0.06, "fake": 0.5}
+"""Sensible sizes of a step, in seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
     """depth: plans on the device while the next is scheduled (0 on the CPU, 1 on a GPU).
-    max_seqs: rows. max_step_tokens caps a pass; max_step_s sizes it by measured cost."""
+    max_seqs: rows. max_step_tokens caps a pass; max_step_s sizes it by measured cost.
+    prefill_steps: prompts are read over about so many steps while others decode, so that steps are
+    of about the same size (`engine.pacing`); 1: each step takes all that it may."""
 
     max_seqs: int = 32
     max_step_tokens: int = 512
     max_step_s: float = 0.5
+    prefill_steps: int = 6
     depth: int = 0
     max_preemptions: int = 2
     prefix_cache: bool = True

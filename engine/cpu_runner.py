@@ -22,6 +22,7 @@ from engine.model.attention import PagedAttention
 from engine.model.backbone import Backbone
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
+from engine.pass_costs import EXACT, PassCosts
 from engine.plan import Move, StepPlan, StepResult
 from engine.rows import RowTable
 from engine.sampler import Sampler
@@ -73,6 +74,7 @@ class CpuRunner:
         self, config: EngineConfig, host: memoryview | None, clock: Clock = time.perf_counter
     ) -> None:
         torch.set_num_threads(config.model.threads)
+        self.passes: PassCosts = EXACT
         self.spec = BackboneSpec.load(config.model.path)
         dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
         self._page_tokens = config.memory.page_tokens

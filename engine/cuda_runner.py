@@ -22,11 +22,12 @@ from engine.errors import DeviceMemoryShort, UnsupportedDevice
 from engine.graphs import Graphs
 from engine.model.spec import BackboneSpec
 from engine.model.weights import Weights, load_weights
+from engine.pass_costs import EXACT, PassCosts
 from engine.plan import StepPlan, StepResult
+from engine.rehearsal import Rehearsal
 
 log = logging.getLogger("loraplex.device")
 
-COMPILE_THREADS = 8
 LEAST_CAPABILITY = (8, 0)
 
 
@@ -38,6 +39,7 @@ class CudaLaunch:
     tokens: torch.Tensor
     start: torch.cuda.Event
     end: torch.cuda.Event
+    replayed: bool
 
     def ready(self) -> bool:
         return bool(self.end.query())  # type: ignore[no-untyped-call]
@@ -45,7 +47,7 @@ class CudaLaunch:
     def wait(self) -> StepResult:
         self.end.synchronize()
         seconds = self.start.elapsed_time(self.end) * 1e-3
-        return step_result(self.plan, self.tokens.tolist(), seconds)
+        return step_result(self.plan, self.tokens.tolist(), seconds, self.replayed)
 
 
 class CudaRunner:
@@ -90,6 +92,7 @@ class CudaRunner:
         self.num_pages, self.page_bytes = len(arena.pages), arena.page_bytes
         self._uploads = DeviceUploads(arena.pages.view(-1).view(torch.uint8), host)
         torch.cuda.synchronize()
+        self.passes = self._measure(config) if captures else EXACT
         log.info(
             "%s, the arena %d pages of %d bytes.",
             memory.describe(),
@@ -130,7 +133,8 @@ class CudaRunner:
             tokens.copy_(self._pass.sampler.result[:num], non_blocking=True)
             end.record(self._stream)
         self._ends[slot] = end
-        return CudaLaunch(plan, tokens, start, end)
+        replayed = filled is not None and self._replay is not self._pass
+        return CudaLaunch(plan, tokens, start, end, replayed)
 
     def upload(self, host_offset: int, num_bytes: int, start_page: int) -> DeviceUpload:
         """Copy a block from host memory to the run at `start_page`, on the copy stream."""
@@ -140,6 +144,13 @@ class CudaRunner:
         """Wait for the device and let go of the shared memory."""
         self._stream.synchronize()
         self._uploads.close()
+
+    def _measure(self, config: EngineConfig) -> PassCosts:
+        """What the captured passes cost."""
+        rehearsal = Rehearsal(
+            self, self.num_pages, config.memory.page_tokens, config.model.max_model_len
+        )
+        return rehearsal.measure(self._pass.buckets.rows, self._pass.buckets.tokens)
 
     def latest_logits(self, num: int) -> torch.Tensor:
         """[num, V] float32 of the last launch's first samples. For tests."""
@@ -188,9 +199,9 @@ class _Captured:
         self._passes: Graphs[PassShape] = Graphs(stream)
         self._head_terms: Graphs[int] = Graphs(stream)
         self._choices: Graphs[int] = Graphs(stream)
-        self._passes.capture(shapes, of.forward, COMPILE_THREADS)
-        self._head_terms.capture(samples, of.add_head_term, COMPILE_THREADS)
-        self._choices.capture(samples, of.choose, COMPILE_THREADS)
+        self._passes.capture(shapes, of.forward, lambda shape: (shape.decode, shape.block_rows))
+        self._head_terms.capture(samples, of.add_head_term)
+        self._choices.capture(samples, of.choose)
 
     def forward(self, shape: PassShape) -> None:
         self._passes.replay(shape)
@@ -227,7 +238,9 @@ def cuda_device() -> torch.device:
     return device
 
 
-def step_result(plan: StepPlan, drawn: list[int], seconds: float) -> StepResult:
+def step_result(
+    plan: StepPlan, drawn: list[int], seconds: float, replayed: bool = False
+) -> StepResult:
     """drawn: the token of each span that samples, in order; -1 where its row failed."""
     left = iter(drawn)
     tokens: list[tuple[int, ...]] = []
@@ -236,7 +249,7 @@ def step_result(plan: StepPlan, drawn: list[int], seconds: float) -> StepResult:
         token = next(left) if span.samples else 0
         failed.append(token < 0)
         tokens.append((token,) if span.samples and token >= 0 else ())
-    return StepResult(plan, tuple(tokens), seconds, tuple(failed))
+    return StepResult(plan, tuple(tokens), seconds, tuple(failed), replayed)
 
 
 def _event() -> torch.cuda.Event:

@@ -29,7 +29,7 @@ from engine.messages import (
 from engine.plan import Launch, Runner, Upload
 from engine.prefix import PrefixTree
 from engine.scheduler import Scheduler
-from engine.stepcost import StepCost
+from engine.stepcost import step_cost
 from engine.types import FinishReason, Request
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -152,9 +152,9 @@ def build_engine(
         )
     arena = Arena(runner.num_pages, reserve, runner.page_bytes, memory.max_move_bytes)
     accounts = Accounts(config.accounts)
-    cost = StepCost()
+    cost = step_cost(runner.passes)
     idle: GreedyDualSize[Hashable] = GreedyDualSize()
-    prefix = PrefixTree(memory.page_tokens, idle, lambda: cost.line()[1] * memory.page_tokens)
+    prefix = PrefixTree(memory.page_tokens, idle, lambda: cost.token_s * memory.page_tokens)
     cache = AdapterCache(
         config.adapters,
         arena,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.device_memory import DeviceMemory
+from engine.pass_costs import EXACT, PassCosts
 from engine.plan import Span, StepPlan, StepResult
 
 FIRST_TOKEN = 1000
@@ -64,6 +65,7 @@ class FakeRunner:
     clock, sleep  seconds; a test passes a virtual pair
     upload_s      how long an upload takes
     draw          the token that a sampling span draws
+    passes        of the device that it stands for: each step takes what its pass costs
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class FakeRunner:
         sleep: Callable[[float], None] = time.sleep,
         upload_s: float = 0.0,
         draw: Callable[[Span], int] = counter_token,
+        passes: PassCosts = EXACT,
     ) -> None:
         self.page_bytes = config.memory.page_tokens * KV_BYTES_PER_TOKEN
         self.num_pages = config.memory.num_pages(self.page_bytes)
         self.memory: DeviceMemory | None = None
+        self.passes = passes
         self._step_s = config.model.fake_step_s
         self._clock = clock
         self._sleep = sleep
@@ -86,9 +90,10 @@ class FakeRunner:
 
     def launch(self, plan: StepPlan) -> FakeLaunch:
         start = max(self._clock(), self._busy_until_s)
-        self._busy_until_s = start + self._step_s
+        seconds = self.passes.seconds(plan.size) or self._step_s
+        self._busy_until_s = start + seconds
         tokens = tuple((self._draw(s),) if s.samples else () for s in plan.spans)
-        result = StepResult(plan, tokens, self._step_s, (False,) * len(plan.spans))
+        result = StepResult(plan, tokens, seconds, (False,) * len(plan.spans))
         return FakeLaunch(plan, result, self._busy_until_s, self._clock, self._sleep)
 
     def upload(self, host_offset: int, num_bytes: int, start_page: int) -> FakeUpload:

@@ -3,7 +3,9 @@
 A graph reads and writes fixed addresses alone. All of them share one memory pool: they never run
 at the same time. Each shape runs once uncaptured before it is captured, which compiles its kernels;
 several threads do that, since compiling is most of the time that a start takes. And each graph is
-replayed once, so that later replays take nothing more.
+replayed once, so that later replays take nothing more. Threads that come
+to a kernel at the same time all compile it, so shapes that share kernels go to two of them, one of
+which begins with the largest shape and the other with the smallest.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ class Graphs(Generic[Key]):
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
 
     def capture(
-        self, keys: Iterable[Key], enqueue: Callable[[Key], None], num_threads: int
+        self,
+        keys: Iterable[Key],
+        enqueue: Callable[[Key], None],
+        kind: Callable[[Key], Hashable] = lambda key: 0,
     ) -> None:
         """`enqueue(key)` enqueues what the graph of `key` is to do, on the current stream. Ahead of
-        it that is done by several threads at once, so the inputs must be harmless then."""
+        it that is done by several threads at once, so the inputs must be harmless then. Keys of one
+        kind share kernels."""
         keys = list(keys)
+        parts = _parts(keys, kind)
         started = time.perf_counter()
 
         def run(keys: list[Key], stream: torch.cuda.Stream) -> None:
@@ -46,13 +53,12 @@ class Graphs(Generic[Key]):
         # In this thread too, whose libraries have handles and workspaces of their own; and first,
         # so that the compiler's driver is there when the others come.
         run(keys[-1:], self._stream)
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as threads:
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="compile") as threads:
             device = self._stream.device
             streams = [
                 torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                for _ in range(num_threads)
+                for _ in parts
             ]
-            parts = [keys[i::num_threads] for i in range(num_threads)]
             list(threads.map(run, parts, streams))
         run(keys[:1], self._stream)
         compiled = time.perf_counter()
@@ -80,3 +86,16 @@ class Graphs(Generic[Key]):
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+
+def _parts(keys: list[Key], kind: Callable[[Key], Hashable]) -> list[list[Key]]:
+    """What each thread does, in order: of each kind, the first half, and the second from the end."""
+    kinds: dict[Hashable, list[Key]] = {}
+    for key in keys:
+        kinds.setdefault(kind(key), []).append(key)
+    halves = [
+        half
+        for of in kinds.values()
+        for half in (of[: -(-len(of) // 2)], of[: -(-len(of) // 2) - 1 : -1])
+    ]
+    return [half for half in halves if half]

@@ -147,6 +147,10 @@ class CoreStats:
     queue_s         how long those that wait have waited, on average
     held_pages      pages of running sequences; of the others some hold cached prefixes or adapters
     rounding_bytes  of adapters' pages, what holds nothing since runs are whole pages
+    num_replayed    steps whose pass was replayed from a graph
+    busy_s, base_s  seconds of steps, and what they would cost without adapters by the passes
+                    measured at the start: busy_s / base_s - 1 is the adapters' overhead. Both 0
+                    on a device that has no such passes
     """
 
     num_steps: int
@@ -168,6 +172,9 @@ class CoreStats:
     served: tuple[tuple[str, float], ...] = ()
     held_pages: int = 0
     rounding_bytes: int = 0
+    num_replayed: int = 0
+    busy_s: float = 0.0
+    base_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from engine.adapters.layout import AdapterLayout
 from engine.device_memory import DeviceMemory
+from engine.pass_costs import PassCosts, StepSize
 from engine.sequence import Sequence
 
 NO_ADAPTER = -1
@@ -75,16 +76,25 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(span.num_tokens for span in self.spans)
 
+    @property
+    def size(self) -> StepSize:
+        num_tokens = self.num_tokens
+        num_read = sum(span.start + span.num_tokens for span in self.spans)
+        is_decode = num_tokens == len(self.spans) and all(span.samples for span in self.spans)
+        return StepSize(num_tokens, num_read, is_decode)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """tokens[i] belong to plan.spans[i]: empty where it does not sample. `seconds` on the device.
-    failed[i] is True where the row's logits were not finite: it drew nothing."""
+    failed[i] is True where the row's logits were not finite: it drew nothing. replayed: the pass
+    was replayed from a captured graph."""
 
     plan: StepPlan
     tokens: tuple[tuple[int, ...], ...]
     seconds: float
     failed: tuple[bool, ...] = ()
+    replayed: bool = False
 
 
 class Launch(Protocol):
@@ -110,11 +120,13 @@ class Runner(Protocol):
     """What the engine asks of a device. `launch` enqueues everything and waits for nothing.
 
     memory: how a GPU's was shared out at the start; None on other devices.
+    passes: what it pads steps to, and what they cost (`EXACT` where it computes what they hold).
     """
 
     num_pages: int
     page_bytes: int
     memory: DeviceMemory | None
+    passes: PassCosts
 
     def launch(self, plan: StepPlan) -> Launch: ...
 

@@ -42,6 +42,12 @@ class Prefill:
         self._queue = queue
         self._running = running
 
+    def backlog(self, step: Step, enough: int) -> int:
+        """Tokens of the prompts that are half read, whole, and of those that wait for nothing but
+        room; counted no further than to `enough`."""
+        half_read = sum(s.length for mine in step.half_read.values() for s in mine)
+        return half_read + self._queue.ready_tokens(enough - half_read)
+
     def deal(self, step: Step, num_tokens: int) -> None:
         """Grants up to `num_tokens` of this step to half-read prompts and to newcomers."""
         step.is_full = step.is_full or not self._running.num_free_rows

@@ -8,6 +8,7 @@ requests alone, and looking for the next request costs nothing for those that ca
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import chain
 
 from engine.sequence import Sequence
 
@@ -69,6 +70,16 @@ class WaitingQueue:
             return None
         fifos = self._fifos[tenant]
         return min((next(iter(fifos[key].values())) for key in keys), key=_age)
+
+    def ready_tokens(self, enough: int) -> int:
+        """Tokens of the requests that could be admitted; counted no further than to `enough`."""
+        fifos = (self._fifos[tenant][key] for tenant, keys in self._ready.items() for key in keys)
+        num_tokens = 0
+        for sequence in chain.from_iterable(fifo.values() for fifo in fifos):
+            if num_tokens >= enough:
+                break
+            num_tokens += len(sequence.tokens)
+        return num_tokens
 
     def waiting_for(self, key: str) -> list[Sequence]:
         """Every request that waits for this adapter, oldest first."""

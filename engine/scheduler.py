@@ -17,6 +17,7 @@ from engine.counters import Counters
 from engine.errors import LoraplexError
 from engine.holdings import Holdings
 from engine.messages import CoreStats, Drop, LoadDone, SequenceOutput
+from engine.pacing import Pacing
 from engine.pages import NO_PLAN
 from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
 from engine.preemption import Preemption
@@ -68,6 +69,7 @@ class Scheduler:
             self._queue, self._running, self._holdings, accounts, cache, self.counters
         )
         self._preemption = Preemption(self._running, accounts, arena.num_pages - 1)
+        self._pacing = Pacing(config.schedule, cost, prefix.page_tokens)
         self._prefill = Prefill(
             accounts,
             cache.reclaim,
@@ -118,7 +120,9 @@ class Scheduler:
         )
         self._deal_decoding(step)
         self._make_way_for_adapters(step)
-        self._prefill.deal(step, self._num_prefill_tokens(len(step.grants)))
+        num_read = sum(sequence.num_computed for sequence in step.grants)
+        backlog = self._prefill.backlog(step, self._pacing.most_backlog)
+        self._prefill.deal(step, self._pacing.num_tokens(len(step.grants), num_read, backlog))
         return self._plan(step)
 
     def commit(self, result: StepResult) -> list[SequenceOutput]:
@@ -126,9 +130,9 @@ class Scheduler:
         preempted, drop their tokens."""
         plan = result.plan
         self.arena.settle(plan.id)
-        self._cost.observe(plan.num_tokens, result.seconds)
-        self.counters.num_steps += 1
-        self.counters.step_s.append(result.seconds)
+        size = plan.size
+        self._cost.observe(size, result.seconds)
+        self.counters.step(result.seconds, self._cost.base_s(size), result.replayed)
         failed = result.failed or (False,) * len(plan.spans)
         outputs: list[SequenceOutput] = []
         for span, tokens, is_failed in zip(plan.spans, result.tokens, failed, strict=True):
@@ -178,6 +182,9 @@ class Scheduler:
             served=tuple(counters.served.items()),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
+            num_replayed=counters.num_replayed,
+            busy_s=counters.busy_s,
+            base_s=counters.base_s,
         )
 
     def check(self) -> None:
@@ -232,14 +239,6 @@ class Scheduler:
             return None
         slack = self._config.accounts.locality_slack_tokens
         return self.accounts.account(tenant).value - slack
-
-    def _num_prefill_tokens(self, num_decoding: int) -> int:
-        """What is left of the step for prompts: at least a page's worth, so that they get on
-        however long decoding alone takes, as far as the pass is large enough."""
-        schedule = self._config.schedule
-        timely = self._cost.budget(schedule.max_step_s, schedule.max_step_tokens) - num_decoding
-        room = schedule.max_step_tokens - num_decoding
-        return min(room, max(timely, self.prefix.page_tokens))
 
     def _plan(self, step: Step) -> StepPlan | None:
         """Positions are read after the moves: the tables say where things lie in the next plan."""

@@ -14,7 +14,9 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
-    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
+    """Steps take all that they may: how prompts are spread is another matter (test_pacing)."""
+    unspread = ScheduleConfig(max_seqs=4, max_step_tokens=16, prefill_steps=1, depth=depth)
+    return replace(unspread, **fields)
 
 
 def tokens_of(plan: StepPlan) -> dict[str, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.fake_runner import counter_token
+from engine.pass_costs import EXACT, PassCosts
 from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
 from engine.sequence import Sequence
 from tests.support.virtual import VirtualClock
@@ -69,6 +70,7 @@ class DeviceModel:
     touched: dict[int, set[int]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     busy_until_s: float = 0.0
+    passes: PassCosts = EXACT
 
     def __post_init__(self) -> None:
         self.memory = [None] * self.num_pages

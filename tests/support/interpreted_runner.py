@@ -15,6 +15,7 @@ from engine.device_arena import DTYPES, DeviceArena
 from engine.device_pass import DevicePass
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
+from engine.pass_costs import EXACT
 from engine.plan import StepPlan
 from tests.support.recording import Record
 
@@ -28,6 +29,7 @@ class InterpretedRunner:
     """plan.Runner: every plan is computed when it is launched."""
 
     NUM_SLOTS = 3
+    passes = EXACT
 
     def __init__(self, config: EngineConfig, host: memoryview | None) -> None:
         self.spec = BackboneSpec.load(config.model.path)
