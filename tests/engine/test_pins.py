@@ -12,7 +12,6 @@ from engine.messages import Drop, Pin, Prefetch, SetPins
 from engine.types import AdapterRef, FinishReason
 from tests.support.world import World, adapter, config
 
-
 GONE = AdapterUnavailable("The object can't be read.").info()
 
 

@@ -1,4 +1,4 @@
-"""Adapters in turns on too little room, with a virtual clock: bounded waits, no cliff, no stalls."""
+"""Adapters in turns on too little room, on a virtual clock: bounded waits, no cliff, no stalls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_third_gets_in_within_its_bound_every_ten_seconds(tenants: str, max_to
 def throughput(
     num_resident: int, num_adapters: int = 64, seconds: float = 8.0
 ) -> tuple[float, float]:
-    """(tokens a second, longest wait for a first token) of uniform traffic, two clients each row."""
+    """(tokens a second, longest wait for a first token) of uniform traffic, four clients a row."""
     world = world_of(num_resident, 2, rows=16)
     rng = random.Random(7)
     refs = [adapter(f"a{i}", 2, f"t{i % 8}") for i in range(num_adapters)]
