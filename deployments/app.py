@@ -51,7 +51,7 @@ class Ingress:
             registry=open_registry(config.registry_url),
             model=RayReplicas(replicas),
             control=RayControl(control),
-            store=open_store(config.store_url),
+            store=open_store(config.store_url, config.store_options),
             adds_request_id=False,  # Serve's proxy does
         )
 

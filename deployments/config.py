@@ -13,11 +13,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from deployments import limits
 from deployments.config_sections import (
@@ -27,10 +27,19 @@ from deployments.config_sections import (
     ReplicaSection,
     RouterSection,
     Section,
+    check_store,
 )
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
-from engine.config import Device, Dtype, EngineConfig, MemoryConfig, ModelConfig, StoreConfig
+from engine.config import (
+    Device,
+    Dtype,
+    EngineConfig,
+    MemoryConfig,
+    ModelConfig,
+    StoreConfig,
+    StoreOptions,
+)
 from engine.errors import InvalidRequest, LoraplexError
 
 _MIB = 1 << 20
@@ -50,6 +59,9 @@ class AppConfig(Section):
     registry     where names, tenants and keys are: sqlite:///file, or Redis
                  (`deployments.registry.redis_url`), its passwords by the environment
                  (`registry_url`)
+    store        where adapter objects are: file:///folder, or s3://bucket/prefix with endpoint,
+                 region and path_style as options (`engine.adapters.s3_address`)
+    store_options  limits of an s3:// store (`engine.config.StoreOptions`)
     import_root  folders below it may be published over REST; None: none may
     allowed_adapter_keys  keys of adapter_config.json that this release doesn't know, and that don't
                  change what an adapter computes: the operator's word
@@ -59,12 +71,18 @@ class AppConfig(Section):
     base: BaseSection
     registry: str = Field("", repr=False)
     store: str = ""
+    store_options: StoreOptions = StoreOptions()
     import_root: Path | None = None
     allowed_adapter_keys: frozenset[str] = frozenset()
     replica: ReplicaSection = ReplicaSection()
     ingress: IngressSection = IngressSection()
     router: RouterSection = RouterSection()
     publish: PublishSection = PublishSection()
+
+    @model_validator(mode="after")
+    def _openable(self) -> Self:
+        check_store(self.store, self.store_options)
+        return self
 
     @property
     def registry_url(self) -> str:
@@ -125,6 +143,7 @@ class AppConfig(Section):
                 url=self.store_url,
                 disk_path=str(self.data_dir / "disk"),
                 disk_bytes=replica.memory.disk_bytes,
+                options=self.store_options,
             ),
             schedule=replica.schedule.resolved(device),
             accounts=replica.accounts,

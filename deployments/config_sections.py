@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.adapters.s3_address import S3Address
 from engine.config import (
     MAX_STEP_S,
     AccountConfig,
@@ -18,13 +19,16 @@ from engine.config import (
     Device,
     Dtype,
     ScheduleConfig,
+    StoreOptions,
 )
+from engine.errors import LoraplexError
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 _MIB = 1 << 20
+MIN_PART_BYTES = 5 * _MIB
 _MAY_BE_ZERO = {"locality_slack_tokens", "w_local"}
 _SCHEDULE = ScheduleConfig()
 
@@ -130,10 +134,7 @@ class ReplicaSection(Section):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         for part in (self.accounts, self.adapters):
-            for f in fields(part):
-                value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
-                if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
-                    raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
+            check_positive(part)
         return self
 
     @model_validator(mode="after")
@@ -228,3 +229,23 @@ class PublishSection(Section):
     keep_versions: Annotated[int, Field(ge=0, le=1000)] = 10
     sweep_period_s: Seconds = 900
     sweep_margin_s: Annotated[float, Field(ge=0)] = 60
+
+
+def check_positive(part: AccountConfig | AdapterConfig | StoreOptions) -> None:
+    """Raises ValueError for a number that is out of range."""
+    for f in fields(part):
+        value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
+        if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
+            raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
+
+
+def check_store(url: str, options: StoreOptions) -> None:
+    """Raises ValueError for a store that can't be opened as it is written, whatever is there."""
+    check_positive(options)
+    if options.part_bytes < MIN_PART_BYTES:
+        raise ValueError(f"store_options.part_bytes must be {MIN_PART_BYTES} or more, as S3 wants")
+    if url.startswith("s3:"):
+        try:
+            S3Address.parse(url)
+        except LoraplexError as error:
+            raise ValueError(error.message) from None

@@ -47,7 +47,7 @@ class Control:
 
     def __init__(self, config: AppConfig, clock: Callable[[], float] = time.time) -> None:
         self._registry: Registry = open_registry(config.registry_url)
-        store = open_store(config.store_url)
+        store = open_store(config.store_url, config.store_options)
         imports = config.publish.import_store
         claims = Claims()
         adapters = Adapters(

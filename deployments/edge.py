@@ -103,10 +103,13 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def error_response(info: ErrorInfo, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Retry-After in whole seconds, rounded up; 1 where an unavailable service can't say."""
+    """Retry-After in whole seconds, rounded up, where trying again helps. Where it doesn't, clients
+    that would try a 503 again by themselves are told not to."""
     headers = dict(headers or {})
-    if info.status in (429, 503):
+    if info.status == 429 or (info.status == 503 and info.retry_after_s is not None):
         headers["Retry-After"] = str(max(1, math.ceil(info.retry_after_s or 1)))
+    elif info.status == 503:
+        headers["x-should-retry"] = "false"
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(info), status_code=info.status, headers=headers)

@@ -62,4 +62,5 @@ class Attempts:
         if self._num_failed > 1:
             tried = f" ({self._num_failed} attempts failed in {self._elapsed_s:.0f} s)"
             error.message += tried
+            error.args = (error.message,)
         return error

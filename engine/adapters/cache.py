@@ -78,7 +78,9 @@ class AdapterCache:
             self._account,
         )
         life.begin(self._loading, self._promotion, self._residents)
-        self._failures = Failures(config.failure_ttl_s, config.permanent_failure_ttl_s)
+        self._failures = Failures(
+            config.failure_ttl_s, config.max_failure_ttl_s, config.permanent_failure_ttl_s
+        )
         self._pins = Pins(arena, pool, life.versions, life.changed, self._bring)
         self._retired = Retired()
         self._loads: list[Load] = []
@@ -182,6 +184,7 @@ class AdapterCache:
             self._life.forget(version)
             self._failures.add(version.key, error, done.permanent, now)
             return self._failures.get(version.key, now)
+        self._failures.succeeded(version.key)
         version.load_s = done.seconds
         version.layout = done.layout
         self._loading.used(version)

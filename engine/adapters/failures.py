@@ -6,7 +6,8 @@ Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from zlib import crc32
 
 from engine.adapters.version import Version
 from engine.errors import AdapterRejected, AdapterUnavailable, ErrorInfo
@@ -14,29 +15,60 @@ from engine.messages import LoadDone
 from engine.types import AdapterRef
 
 
-class Failures:
-    """ttl_s: how long a failure is remembered; permanent_ttl_s: one that no new try can mend."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """num_in_row: loads of a version that have failed one after another."""
 
-    def __init__(self, ttl_s: float, permanent_ttl_s: float) -> None:
+    error: ErrorInfo
+    num_in_row: int
+    until_s: float
+
+
+class Failures:
+    """Each version's own: what fails for one holds nobody else up.
+
+    ttl_s            how long a first failure is remembered: until then nobody tries again. Each
+                     one that follows, twice as long, up to max_ttl_s
+    permanent_ttl_s  one that no new try can mend
+
+    From the second on, up to half of that time is spread by a hash of the version's key: versions
+    that failed together are not tried again together, and decisions stay repeatable.
+    """
+
+    def __init__(self, ttl_s: float, max_ttl_s: float, permanent_ttl_s: float) -> None:
         self._ttl_s = ttl_s
+        self._max_ttl_s = max_ttl_s
         self._permanent_ttl_s = permanent_ttl_s
-        self._failures: dict[str, tuple[ErrorInfo, bool, float]] = {}
+        self._failures: dict[str, Failure] = {}
 
     def add(self, key: str, error: ErrorInfo, permanent: bool, now: float) -> None:
-        self._failures = {k: failure for k, failure in self._failures.items() if failure[2] > now}
-        until_s = now + (self._permanent_ttl_s if permanent else self._ttl_s)
-        self._failures[key] = (error, permanent, until_s)
+        oldest = now - self._max_ttl_s  # a row ends with a success, or when it is long ago
+        self._failures = {k: f for k, f in self._failures.items() if f.until_s > oldest}
+        before = self._failures.get(key)
+        num = 1 if before is None else before.num_in_row + 1
+        ttl_s = self._permanent_ttl_s if permanent else self._backoff_s(key, num)
+        self._failures[key] = Failure(error, num, now + ttl_s)
+
+    def succeeded(self, key: str) -> None:
+        self._failures.pop(key, None)
 
     def get(self, key: str, now: float) -> ErrorInfo | None:
         """The error as a request is told it. One that may pass says to come back once it is
         forgotten, at the earliest: sooner, nobody would try again."""
         failure = self._failures.get(key)
-        if failure is None or now >= failure[2]:
+        if failure is None or now >= failure.until_s:
             return None
-        error, permanent, until_s = failure
-        if permanent or error.status != AdapterUnavailable.status:
+        error = failure.error
+        if error.retry_after_s is None:
             return error
-        return replace(error, retry_after_s=max(error.retry_after_s or 0.0, until_s - now))
+        return replace(error, retry_after_s=max(error.retry_after_s, failure.until_s - now))
+
+    def _backoff_s(self, key: str, num_in_row: int) -> float:
+        doublings = min(num_in_row - 1, 32)
+        if not doublings:
+            return self._ttl_s
+        spread = crc32(f"{key} {num_in_row}".encode()) / (1 << 32)
+        return min(self._max_ttl_s, self._ttl_s * 2.0**doublings) * (1 - spread / 2)
 
 
 def too_large(ref: AdapterRef, num_bytes: int, room: int, where: str) -> ErrorInfo:

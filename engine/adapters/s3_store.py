@@ -201,13 +201,21 @@ def _client(address: S3Address, options: StoreOptions) -> Any:
         region = address.region or session.region_name
         if region is None and address.endpoint is not None:
             region = "us-east-1"  # a server of one's own has no regions, and a signature needs one
-        return session.client(
+        client = session.client(
             "s3", endpoint_url=address.endpoint, region_name=region, config=config
         )
     except (BotoCoreError, ValueError) as error:
         raise LoraplexError(
             f"The S3 store {address.url} can't be used: {error}.", code="invalid_store_url"
         ) from error
+    client.meta.events.register("before-call.s3", _stay)
+    return client
+
+
+def _stay(params: Answer, **_: Any) -> None:
+    """A bucket of another region is an error that names it. botocore would go and look for it,
+    without an end where the server doesn't say which region that is."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _extent(answer: Answer) -> tuple[int, int]:

@@ -52,6 +52,10 @@ def with_replica(**replica):
         ({**MINIMAL, "ingress": {"registry_poll_s": 3}}, "ingress.registry_poll_s"),
         ({**MINIMAL, "router": {"load_factor": 1}}, "router.load_factor"),
         ({"base": {"path": "m", "name": "x"}}, "data_dir"),
+        ({**MINIMAL, "store_options": {"read_timeouts": 1}}, "store_options.read_timeouts"),
+        ({**MINIMAL, "store_options": {"read_timeout_s": 0}}, "read_timeout_s must be > 0"),
+        ({**MINIMAL, "store_options": {"part_bytes": 1 << 20}}, "part_bytes must be 5242880"),
+        ({**MINIMAL, "store": "s3://b/p?regoin=eu"}, "option 'regoin'"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(values, key):
@@ -67,6 +71,15 @@ def test_paths_start_at_the_file_or_at_home(tmp_path):
     assert config.registry_url == f"sqlite://{tmp_path}/data/registry.db"
     assert config.store_url == f"file://{tmp_path}/data/objects"
     assert load(file, environ={"LORAPLEX_HOME": "/srv"}).data_dir == Path("/srv/data")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKID:hush@bucket/p", "s3://bucket/p?secret_key=hush", "s3://b?token=hush"]
+)
+def test_credentials_in_a_store_s_url_are_refused_and_not_repeated(url):
+    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID") as raised:
+        load({**MINIMAL, "store": url}, environ={})
+    assert "hush" not in raised.value.message
 
 
 @pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "é"])

@@ -83,6 +83,18 @@ async def test_errors_of_a_replica_keep_their_status_and_are_not_retried(client,
         response = await client.post(CHAT, json=chat(stream=stream))
         assert error_of(response, 503)["message"] == "no disk"
         assert response.headers["retry-after"] == "8"
+        assert "x-should-retry" not in response.headers
+
+
+async def test_clients_are_told_not_to_try_again_what_only_an_operator_mends(client, world):
+    """C-S3-ERRORS: the cause reaches the client, as 503 and never as 404."""
+    refused = {**COLD, "code": "store_forbidden", "retry_after_s": None}
+    world.model.script = lambda call: [[{"i": 0, "error": refused}]]
+    for stream in (False, True):
+        response = await client.post(CHAT, json=chat(stream=stream))
+        assert error_of(response, 503)["code"] == "store_forbidden"
+        assert "retry-after" not in response.headers
+        assert response.headers["x-should-retry"] == "false"
     world.model.script = lambda call: [AdapterUnavailable("gone")]
     assert error_of(await client.post(CHAT, json=chat()), 503)["code"] == "adapter_unavailable"
     assert len(world.model.calls) == 3

@@ -98,7 +98,8 @@ class FaultProxy:
 
     # One connection -------------------------------------------------------------------------------
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends):
             while await self._exchange(reader, writer):
                 pass
         writer.close()
@@ -227,13 +228,16 @@ def proxy_before(endpoint: str) -> Iterator[FaultProxy]:
         proxy.endpoint = f"http://{host}:{port}"
         listening.set()
 
+    async def end() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def run() -> None:
         loop.run_until_complete(listen())
         loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(end())
         loop.close()
 
     thread = threading.Thread(target=run, name="fault-proxy", daemon=True)

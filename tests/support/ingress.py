@@ -188,7 +188,7 @@ class World:
             keys[tenant] = tenants.create(TenantRecord(tenant))[1]
         publish(registry, "t1", "bot")
         model = ScriptedModel()
-        store = open_store(config.store_url)
+        store = open_store(config.store_url, config.store_options)
         control = MemoryControl(registry, store)
         return cls(config, registry, tenants, model, control, store, keys)
 
