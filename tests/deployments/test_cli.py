@@ -10,9 +10,10 @@ from deployments.cli import app
 from deployments.ingress import create_app
 from deployments.registry import open_registry
 from deployments.registry.records import key_key
+from deployments.sidecars import Sidecar, Sidecars
 from engine.errors import AdapterRejected
 from tests.support.ingress import LocalServer
-from tests.support.memory_control import publish
+from tests.support.memory_control import publish, put_version, version_record
 
 
 @pytest.fixture
@@ -52,6 +53,139 @@ def test_publish_list_show_retire(loraplex, world):
     assert "bucket is gone" in said
     assert "Retired t2/new" in loraplex("adapters", "retire", "t2/new")
     assert json.loads(loraplex("adapters", "show", "t2/new", "--json"))["status"] == "retired"
+
+
+@pytest.fixture
+def two(world):
+    """t1/bot has two whole versions, the second in production."""
+    digests = []
+    for manifest in (b"one", b"two"):
+        version = put_version(world.store, "t1", "bot", manifest)
+        digests.append(version.ref.digest)
+        publish(world.registry, "t1", "bot", digest=digests[-1])
+    return digests
+
+
+def test_promote_canary_and_rollback(loraplex, two):
+    one, other = two
+    assert f"@production stands for {one[:12]}" in loraplex("adapters", "rollback", "t1/bot")
+    promote = ("adapters", "promote", "t1/bot")
+    said = loraplex(*promote, other[:8], "--as", "canary", "--weight", "0.05")
+    assert f"{other[:12]} gets 5.0% of t1/bot" in said
+    assert f"{other[:12]} 5.0%" in loraplex("adapters", "list")
+    assert "canary" in loraplex("adapters", "show", "t1/bot")
+    assert "has no canary" in loraplex("adapters", "rollback", "t1/bot", "--as", "canary")
+    assert "stands for nothing" in loraplex(
+        *promote, one, "--as", "beta", "--expect", other, code=1
+    )
+    view = json.loads(loraplex(*promote, other, "--as", "beta", "--json"))
+    assert view["aliases"]["beta"]["digest"] == other
+    assert "Removed t1/bot@beta" in loraplex("adapters", "remove-alias", "t1/bot", "beta")
+    assert "is not whole" in loraplex("adapters", "rollback", "t1/bot", code=1)
+
+
+def test_retire_one_version(loraplex, world, two):
+    retire = ("adapters", "retire", "t1/bot", "--version")
+    assert "Promote another version" in loraplex(*retire, two[1][:8], code=1)
+    assert f"Retired {two[0][:8]} of t1/bot" in loraplex(*retire, two[0][:8], "--now")
+    assert [now for _, now in world.model.drops] == [True, True]
+
+
+def test_publish_from_everywhere(loraplex, world, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100_000)
+    (tmp_path / "optimizer.pt").write_bytes(b"y" * 1000)
+    probes = tmp_path / "probes.json"
+    probes.write_text(json.dumps([{"prompt": "again", "expect": "two"}]))
+    publish = ("adapters", "publish", "t2/new")
+    said = loraplex(*publish, "--upload", str(tmp_path), "--probe", "hi", "--probes", str(probes))
+    assert "'hi' -> 'one0 two'" in said and "'again' -> 'one0 two'" in said
+    key = f"uploads/t2/{world.control.orders[-1].source.upload}/adapter_model.safetensors"
+    assert world.store.size(key) == 100_000
+    view = json.loads(loraplex(*publish, "--prefix", "run-7", "--no-promote", "--json"))
+    assert world.control.orders[-1].source.prefix == "run-7" and view["version"] != view["digest"]
+    view = json.loads(loraplex(*publish, "x", "--as", "canary", "--weight", "0.1", "--json"))
+    assert view["aliases"]["production"]["canary"] == view["version"]
+    for wrong in ([], ["x", "--prefix", "y"], ["--upload", str(probes)]):
+        loraplex(*publish, *wrong, code=2)
+    assert "no adapter_config.json" in loraplex(
+        *publish, "--upload", str(tmp_path / "data"), code=2
+    )
+    loraplex(*publish, "x", "--probes", str(tmp_path / "nosuch.json"), code=2)
+    assert "promote" in loraplex(*publish, "x", "--as", "beta", "--no-promote", code=1)
+
+
+def test_download(loraplex, two, tmp_path):
+    folder = tmp_path / "fetched"
+    loraplex("adapters", "download", "t1/bot", str(folder))
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"t" * 4096
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    loraplex("adapters", "download", "t1/bot", str(folder), "--version", two[0][:8])
+    said = loraplex(
+        "adapters", "download", "t1/bot", str(tmp_path / "x"), "--version", "b" * 8, code=1
+    )
+    assert "no version" in said
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_lists_come_in_pages_or_whole(loraplex, world):
+    for number in range(3):
+        publish(world.registry, "t2", f"a{number}")
+    assert len(json.loads(loraplex("adapters", "list", "--json"))) == 4
+    page = json.loads(loraplex("adapters", "list", "--limit", "2", "--json"))
+    assert [a["model"] for a in page] == ["t1/bot", "t2/a0"]
+    rest = json.loads(loraplex("adapters", "list", "--after", "t2/a0", "--json"))
+    assert [a["model"] for a in rest] == ["t2/a1", "t2/a2"]
+    assert [t["id"] for t in json.loads(loraplex("tenants", "list", "--limit", "1", "--json"))] == [
+        "t1"
+    ]
+
+
+def test_sweep(loraplex):
+    said = loraplex("store", "sweep", "--dry-run")
+    assert "Would remove 1" in said and "orphan" in said and "2 more may go" in said
+    assert json.loads(loraplex("store", "sweep", "--json"))["kept_young"] == 2
+
+
+def test_a_tenant_is_changed_suspended_and_resumed(loraplex, world):
+    change = ("tenants", "change", "t1")
+    said = loraplex(*change, "--max-rank", "16", "--allowed-ranks", "8,16", "--self-publish")
+    assert "Changed max_rank, allowed_ranks, self_publish of t1" in said
+    record = world.tenants.get("t1")
+    assert (record.max_rank, record.allowed_ranks, record.self_publish) == (16, (8, 16), True)
+    loraplex(*change, "--max-rank", "-1", "--allowed-ranks", "any", "--no-self-publish")
+    record = world.tenants.get("t1")
+    assert (record.max_rank, record.allowed_ranks, record.self_publish) == (None, (), False)
+    assert "Give what is to change" in loraplex(*change, code=2)
+    assert "no ranks" in loraplex(*change, "--allowed-ranks", "a,b", code=2)
+    loraplex("tenants", "suspend", "t1")
+    assert world.tenants.get("t1").suspended and "suspended" in loraplex("tenants", "list")
+    loraplex("tenants", "resume", "t1")
+    assert not world.tenants.get("t1").suspended
+
+
+def test_rebuild(tmp_path, two, world):
+    def run(*words, code=0):
+        result = CliRunner().invoke(app, ["registry", "rebuild", *words])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    new = ("--registry", f"sqlite://{tmp_path}/new.db")
+    sidecars = Sidecars(world.store)
+    for digest in two:
+        sidecars.put(Sidecar(version_record("t1", "bot", digest), 7.0, 8.0))
+    said = run(*new, "--store", world.config.store_url)
+    assert "Restored 1 adapters with 2 versions" in said
+    assert "loraplex tenants create t1" in said
+    again = json.loads(
+        run(*new, "--store", world.config.store_url, "--dry-run", "--json").partition("note:")[0]
+    )
+    assert again["kept"] == ["t1/bot"] and again["tenants"] == ["t1"]
+    run(*new, code=2)
+    run("--store", "file:///x", code=2)
 
 
 def test_tenants(loraplex, world):
