@@ -89,7 +89,7 @@ class Graphs(Generic[Key]):
 
 
 def _parts(keys: list[Key], kind: Callable[[Key], Hashable]) -> list[list[Key]]:
-    """What each thread does, in order: of each kind, the first half, and the second from the end."""
+    """What each thread does, in order: of each kind the first half, and the second backwards."""
     kinds: dict[Hashable, list[Key]] = {}
     for key in keys:
         kinds.setdefault(kind(key), []).append(key)

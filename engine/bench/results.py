@@ -21,7 +21,7 @@ class Results:
         self._path = path
         self._where = {
             "gpu": torch.cuda.get_device_name(),
-            "commit": _commit(),
+            "commit": commit_of(ROOT),
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         }
 
@@ -32,12 +32,12 @@ class Results:
             file.write(line + "\n")
 
 
-def _commit() -> str:
-    """Of the working tree; "unknown" where git or a repository is missing."""
+def commit_of(folder: Path) -> str:
+    """Of the working tree that it is in; "unknown" where git or a repository is missing."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
-            cwd=ROOT,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,

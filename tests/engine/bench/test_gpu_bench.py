@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from engine.bench import gpu
 from engine.bench.dummy_server import DummyServer
+from engine.bench.results import ROOT, commit_of
+from engine.config import AdapterConfig
 from engine.fake_runner import FakeRunner
 
 KEYS = {
@@ -18,6 +23,7 @@ KEYS = {
     "stall": {"p50_ms", "p99_ms", "max_ms"},
     "steady": {
         *("load", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "graph_share"),
+        "saturated_requests_s",
     },
     "sampler": {"rows", "cost_fraction"},
 }
@@ -51,3 +57,33 @@ def test_a_command_prints_its_keys(command):
     for case in found:
         assert case["bench"] == command
         assert set(case) >= KEYS[command]
+
+
+def test_several_commands_share_a_server():
+    arguments = "latency sampler --dummy-weights --rank 1 --targets attn --max-seqs 8 --batches 2"
+    options = gpu.parse(arguments.split())
+    assert gpu.sizes(options).max_rank == AdapterConfig().max_rank
+    server = DummyServer(gpu.sizes(options), lambda spec: Fast)
+    assert [case["bench"] for case in gpu.cases(server, options)] == ["latency", "sampler"]
+
+
+class Captured(Fast):
+    """Every second pass is one that was captured."""
+
+    def launch(self, plan):
+        launch = super().launch(plan)
+        launch.result = replace(launch.result, replayed=plan.id % 2 == 0)
+        return launch
+
+
+def test_the_share_of_replayed_steps_is_counted():
+    options = gpu.parse(["latency", "--dummy-weights", "--targets", "attn", "--max-seqs", "8"])
+    server = DummyServer(gpu.sizes(options), lambda spec: Captured)
+    served = server.serve([server.request(None, 4, 9)])
+    assert served.graph_share() == pytest.approx(0.5, abs=0.1)
+    assert server.engine.scheduler.stats(0.0).num_replayed == sum(s.replayed for s in served.steps)
+
+
+def test_results_name_their_commit_or_say_that_it_is_unknown(tmp_path):
+    assert re.fullmatch("[0-9a-f]{7,}", commit_of(ROOT))
+    assert commit_of(tmp_path) == "unknown"
