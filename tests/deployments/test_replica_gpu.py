@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -33,7 +34,8 @@ Start = Callable[..., Awaitable[QuickstartReplica]]
 
 @pytest.fixture(scope="module")
 def home(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
+    """Prepared. LORAPLEX_TEST_HOME: where that may have been done already."""
+    home = Path(os.environ.get("LORAPLEX_TEST_HOME") or tmp_path_factory.mktemp("home"))
     prepare(project, home)
     return home
 

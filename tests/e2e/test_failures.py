@@ -2,66 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.service import BASE, Service
+from tests.support.service import Service
+from tests.support.story import LONG, Story
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
-LONG = {
-    "model": BASE,
-    "messages": [{"role": "user", "content": "Tell me a long story."}],
-    "max_tokens": 400,
-    "ignore_eos": True,
-    "temperature": 0,
-}
 NUM_STREAMS = 4
 GONE_S = 10.0
 REPLACED_S = 120.0
 FREED_S = 1.0
 STATS_PERIOD_S = 1.0
-
-
-@dataclass
-class Story:
-    """One stream read in a thread of its own. `begun` once its first text is there."""
-
-    begun: threading.Event = field(default_factory=threading.Event)
-    text: str = ""
-    error: dict[str, Any] | None = None
-    finish: str | None = None
-    done: bool = False
-
-    def read(self, service: Service, tenant: str) -> None:
-        with (
-            service.client(tenant) as client,
-            client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as answer,
-        ):
-            for line in answer.raise_for_status().iter_lines():
-                self._take(line.removeprefix("data: "))
-
-    def _take(self, data: str) -> None:
-        if data == "[DONE]":
-            self.done = True
-        elif data:
-            event = json.loads(data)
-            self.error = event.get("error", self.error)
-            for choice in event.get("choices", ()):
-                self.text += choice["delta"].get("content") or ""
-                self.finish = choice["finish_reason"] or self.finish
-            if self.text:
-                self.begun.set()
 
 
 @pytest.fixture

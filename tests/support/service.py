@@ -1,4 +1,4 @@
-"""The quickstart's service, started the way `make serve` starts it, in fp32 and on a free port."""
+"""The quickstart's service, started the way `make serve` starts it, on a free port."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ BASE = "smollm2-135m-instruct"
 
 
 class Service:
-    """A running `python -m deployments.quickstart serve` with its data below `home`."""
+    """A running `python -m deployments.quickstart serve` with its data below `home`.
 
-    def __init__(self, project: Path, home: Path, port: int) -> None:
+    dtype: in fp32 answers can be compared token by token; None leaves it to the service.
+    """
+
+    def __init__(self, project: Path, home: Path, port: int, dtype: str | None = "float32") -> None:
         self.home = home
         self.data = home / ".loraplex" / "quickstart"
         self.url = f"http://127.0.0.1:{port}"
         self._output = home / "output.txt"
         began = time.monotonic()
         command = [sys.executable, "-m", "deployments.quickstart", "serve"]
-        command += ["--home", str(home), "--port", str(port), "--dtype", "float32"]
+        command += ["--home", str(home), "--port", str(port)]
+        command += [] if dtype is None else ["--dtype", dtype]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, cwd=project, stdout=output, stderr=output, start_new_session=True
