@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from engine.channel import Channel, ChannelClosed
 from engine.child import attach
@@ -119,7 +119,8 @@ def complaint(error: Exception) -> ErrorInfo:
 
 
 def main(build: BuildRunner = build_runner) -> int:
-    """Returns the exit status: 0 where the parent ended the core, 1 where the core failed."""
+    """Returns the exit status: 0 where the parent ended the core, 1 where it can't start. A step
+    that fails ends the process, with status 1."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     started = time.monotonic()
     try:
@@ -144,17 +145,21 @@ def main(build: BuildRunner = build_runner) -> int:
     except ChannelClosed:
         pass
     except Exception:
-        # The parent learns it at once. A device that failed is not asked for anything more: after
-        # an error every call to it raises, and one that hangs would never answer.
+        # The parent learns it at once. A GPU that failed is asked for nothing more, not even to
+        # take memory back: after an error a tensor that is freed aborts the process.
         channel.close()
         log.exception("A step failed; the core ends.")
-        return 1
+        end(1)
     runner.close()
     return 0
 
 
-if __name__ == "__main__":
-    status = main()
+def end(status: int) -> NoReturn:
+    """Without an interpreter's shutdown: a thread of a library that won't end must not keep memory
+    alive."""
     sys.stderr.flush()
-    # No interpreter shutdown: a thread of a library that won't end must not keep memory alive.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -119,7 +119,7 @@ async def test_an_error_of_the_gpu_ends_every_stream_within_a_second(
     await until(lambda: bool(left))
     kind, at = order.read_text().split()
     told_s, gone_s, left_s = (t - float(at) for t in (max(ends), gone, left[0]))
-    print(f"{kind}: streams told after {told_s:.3f} s, core gone {gone_s:.3f}, left {left_s:.3f}")
+    print(f"\n{kind}: streams told after {told_s:.3f} s, core gone {gone_s:.3f}, left {left_s:.3f}")
     assert [event["error"]["code"] for event in last] == ["core_lost"] * 16
     assert max(told_s, gone_s) < 1.0
     assert "stats" in await replica.replica.status()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.config import EngineConfig
-from engine.core import main
+from engine.core import end, main
 from engine.cuda_runner import CudaLaunch, CudaRunner
 from engine.plan import StepPlan
 
@@ -62,6 +61,4 @@ def build(config: EngineConfig, host: mmap.mmap) -> Any:
 
 
 if __name__ == "__main__":
-    status = main(build)
-    sys.stderr.flush()
-    os._exit(status)
+    end(main(build))
