@@ -61,7 +61,6 @@ class AdapterRoutes:
 
     max_body_bytes    of a JSON body
     max_upload_bytes, max_uploads  of an adapter's tensors; of bodies at once
-    settle_s          after it every ingress knows of a change
     """
 
     catalog: Catalog
@@ -74,7 +73,6 @@ class AdapterRoutes:
     max_body_bytes: int
     max_upload_bytes: int
     max_uploads: int
-    settle_s: float
     _num_uploads: int = field(default=0, init=False)
 
     def router(self) -> APIRouter:
@@ -240,14 +238,11 @@ class AdapterRoutes:
         return JSONResponse(adapter_view(record))
 
     async def _drop(self, refs: Sequence[AdapterRef], now: bool) -> None:
-        """With `now` twice: what an ingress let in before it knew ends too."""
+        """With `now` the replicas also refuse what an ingress lets in before it knows."""
         if not refs:
             return
         try:
             await self.replicas.drop(refs, now, DROP_TIMEOUT_S)
-            if now:
-                await asyncio.sleep(self.settle_s)
-                await self.replicas.drop(refs, now, DROP_TIMEOUT_S)
         except Unavailable as error:
             if not now:  # copies that nobody uses go in time anyhow
                 logger.warning("retired versions stay on replicas for a while: %s", error.message)

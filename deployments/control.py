@@ -60,7 +60,7 @@ class Control:
             Sources(
                 ImportFolder(config.import_root),
                 store,
-                open_store(imports) if imports else None,
+                open_store(imports, config.store_options) if imports else None,
                 config.publish.max_upload_bytes,
             ),
             adapters,

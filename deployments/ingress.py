@@ -32,6 +32,7 @@ from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.tenants import Tenants
 from deployments.tokenising import Tokeniser
+from deployments.warmth_routes import WarmthRoutes
 from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
 from router.admission import Admission
@@ -79,14 +80,17 @@ def create_app(parts: Parts) -> FastAPI:
     serving = _serving(parts, catalog, tokenising)
     tenants = Tenants(parts.registry, clock=sources.wall, random_bytes=secrets.token_bytes)
 
+    warmth = WarmthRoutes.of(parts.config, catalog, parts.registry, parts.model, sources.wall)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await catalog.refresh()
-        polling = asyncio.create_task(catalog.run())
+        tasks = [asyncio.create_task(work) for work in (catalog.run(), warmth.keeper.run())]
         yield
-        polling.cancel()
-        with suppress(asyncio.CancelledError):
-            await polling
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         tokenising.shutdown(wait=False, cancel_futures=True)
 
     edge = Middleware(
@@ -105,6 +109,7 @@ def create_app(parts: Parts) -> FastAPI:
     admin = Admin(catalog, tenants, parts.control, parts.model, limits.max_body_bytes)
     app.include_router(_adapter_routes(parts, catalog, tenants, serving).router())
     app.include_router(admin.router())
+    app.include_router(warmth.router())
     _add_probes(app, serving)
     return app
 
@@ -129,7 +134,6 @@ def _adapter_routes(
         max_body_bytes=limits.max_body_bytes,
         max_upload_bytes=publish.max_upload_bytes,
         max_uploads=publish.max_uploads,
-        settle_s=2 * limits.registry_poll_s,
     )
 
 

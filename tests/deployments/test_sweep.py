@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -113,9 +114,15 @@ def test_old_uploads_and_half_written_objects_go(keeping, tmp_path):
     old, young = (upload_prefix("acme", f"{s}-ab12") for s in (100, 700))
     for where in (old, young):
         keeping.store.put(f"{where}/{CONFIG}", b"{}")
+    for name, began_s in (("old", 99), ("young", 101)):
+        path = tmp_path / "objects" / ".incoming" / name
+        path.write_bytes(b"half")
+        os.utime(path, (began_s, began_s))
     keeping.now[0] = 100 + GRACE_S
+    assert keeping.sweep.run(dry_run=True).unfinished == 0
     report = keeping.sweep.run()
     assert removed(report) == {(old, "upload")} and report.kept_young == 1
+    assert report.unfinished == 1
     assert prefixes(keeping) == {young}
 
 
