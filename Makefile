@@ -4,7 +4,8 @@
 #
 # PORT=8000            where `make serve` answers
 # PYTHON=python3       the interpreter that the environment is made with: 3.11 or newer
-# TORCH_INDEX=URL      an index with CPU builds of torch: without a GPU it saves gigabytes
+# TORCH_INDEX=URL      an index with other builds of torch: those for the CPU save gigabytes where
+#                      there is no GPU; those for an older CUDA serve an older driver
 # TESTS=tests          what `make test` runs
 
 PYTHON ?= python3

@@ -122,6 +122,7 @@ def _facts(config: AppConfig, service: Service, keys: Mapping[str, str]) -> Fact
         dashboard=service.dashboard,
         import_root=config.import_root,
         program=Path(sys.executable).with_name("loraplex"),
+        has_gpu=Path("/dev/nvidia0").exists(),
     )
 
 

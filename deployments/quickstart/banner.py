@@ -13,11 +13,17 @@ from rich.table import Table
 
 from deployments.quickstart.tenants import ADMIN, DEMO_TENANTS, DemoTenant
 
+IDLE_GPU = (
+    "This machine's NVIDIA GPU is not used: torch is a build without CUDA (`make clean`, then without"
+    " TORCH_INDEX), or CUDA_VISIBLE_DEVICES hides it."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What there is to tell. keys: by tenant and `admin`; devices: what the replicas that answered
-    run on, as they say themselves; program: the `loraplex` command."""
+    run on, as they say themselves; has_gpu: the machine has one that it could be; program: the
+    `loraplex` command."""
 
     url: str
     keys: Mapping[str, str]
@@ -26,6 +32,7 @@ class Facts:
     dashboard: str | None
     import_root: Path | None
     program: Path
+    has_gpu: bool = False
 
 
 def show(console: Console, facts: Facts) -> None:
@@ -41,6 +48,8 @@ def show(console: Console, facts: Facts) -> None:
     console.print(f"\nEvery tenant may also ask for the base model, {facts.base}.")
     for device in facts.devices:
         console.print(described(device), highlight=False)
+    if facts.has_gpu and all(device["kind"] == "cpu" for device in facts.devices):
+        console.print(f"[yellow]{IDLE_GPU}[/]", highlight=False)
     if facts.dashboard:
         console.print(f"Ray's dashboard: {facts.dashboard}")
     demo = DEMO_TENANTS[0]

@@ -64,3 +64,16 @@ def test_the_devices_are_named(shown: str) -> None:
     words = " ".join(shown.split())
     assert "A replica on cpu, float32: core ready after 3 s, an arena of 1.5 GiB." in words
     assert "A replica on cuda (NVIDIA H200), float32" in words
+
+
+@pytest.mark.parametrize(
+    ("devices", "has_gpu", "told"),
+    [([ON_CPU], True, True), ([ON_CPU], False, False), ([ON_GPU], True, False)],
+)
+def test_a_gpu_that_is_not_used_is_pointed_out(
+    devices: list[dict[str, object]], has_gpu: bool, told: bool
+) -> None:
+    out = io.StringIO()
+    facts = Facts(URL, KEYS, "base", devices, None, None, Path("loraplex"), has_gpu)
+    show(Console(file=out, width=200), facts)
+    assert ("GPU is not used" in out.getvalue()) == told
