@@ -175,6 +175,12 @@ class AdapterRoutes:
                 )
                 await upload.read(request.stream(), BODY_TIMEOUT_S)
                 body = parse(PublishBody, _form_values(upload.fields))
+                if body.folder is not None or body.prefix is not None:
+                    raise InvalidRequest(
+                        "Give one of folder and prefix, or upload the files.", param="folder"
+                    )
+                body.placing()  # what is refused anyhow is not stored first
+                body.asked()
                 tenant = check_name(self._owner(caller, body), "tenant")
                 for name in (CONFIG, TENSORS):
                     if name not in upload.files:

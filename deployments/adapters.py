@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from deployments.registry.adapter_record import AdapterRecord
-from deployments.registry.alias import CANARY, PRODUCTION
+from deployments.registry.alias import CANARY, PRODUCTION, check_alias
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
@@ -37,8 +37,17 @@ class Placing:
     alias: str | None = PRODUCTION
     weight: float | None = None
 
+    def checked(self) -> Placing:
+        """Itself. Raises InvalidRequest for what no adapter can do, before any of it is begun."""
+        if self.alias not in (None, CANARY):
+            check_alias(str(self.alias))
+        if self.weight is not None and self.alias != CANARY:
+            raise InvalidRequest("Only a canary has a weight: --as canary.", param="weight")
+        return self
+
     def of(self, record: AdapterRecord, digest: str) -> AdapterRecord:
         """Raises InvalidRequest, NotFound, Conflict."""
+        self.checked()
         if self.alias == CANARY:
             if PRODUCTION not in record.aliases:
                 raise Conflict(
@@ -48,8 +57,6 @@ class Placing:
                     param="as",
                 )
             return record.with_canary(digest, self.weight or 0.0)
-        if self.weight is not None:
-            raise InvalidRequest("Only a canary has a weight: --as canary.", param="weight")
         return record if self.alias is None else record.promoted(digest, self.alias)
 
 

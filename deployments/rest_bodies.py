@@ -46,7 +46,7 @@ class PublishBody(Body):
     probes: list[ProbeBody] = []
 
     def placing(self) -> Placing:
-        """Raises InvalidRequest where it is to be promoted and not."""
+        """Raises InvalidRequest for a name that can't be, or both a name and none."""
         if not self.promote:
             if self.alias is not None or self.weight is not None:
                 raise InvalidRequest(
@@ -54,7 +54,7 @@ class PublishBody(Body):
                     param="promote",
                 )
             return Placing(None)
-        return Placing(self.alias or PRODUCTION, self.weight)
+        return Placing(self.alias or PRODUCTION, self.weight).checked()
 
     def asked(self) -> tuple[Probe, ...]:
         """Raises InvalidRequest."""
@@ -70,7 +70,7 @@ class PromoteBody(Body):
     expect: Annotated[str, Field(min_length=8, max_length=64)] | None = None
 
     def placing(self) -> Placing:
-        return Placing(self.alias or PRODUCTION, self.weight)
+        return Placing(self.alias or PRODUCTION, self.weight).checked()
 
 
 class RollbackBody(Body):

@@ -20,6 +20,8 @@ from engine.errors import InvalidRequest, TooLarge
 
 MAX_FIELD_BYTES = 64 << 10
 MAX_PARTS = 64
+MAX_OTHER_BYTES = 64 << 20
+"""Of a body, besides the tensors."""
 PIECE_BYTES = 1 << 20
 
 
@@ -75,6 +77,7 @@ class Upload:
         """All of the body. Raises InvalidRequest (malformed, or nothing came for `idle_s`),
         TooLarge."""
         pending = bytearray()
+        left = self._limits[TENSORS] + MAX_OTHER_BYTES
         source = aiter(pieces)
         try:
             while True:
@@ -82,6 +85,9 @@ class Upload:
                     piece = await anext(source, None)
                 if piece is not None:
                     pending += piece
+                    left -= len(piece)
+                    if left < 0:
+                        raise TooLarge("The body has too much besides the adapter's two files.")
                 if piece is None or len(pending) >= PIECE_BYTES:
                     await asyncio.to_thread(self._write, bytes(pending))
                     pending.clear()

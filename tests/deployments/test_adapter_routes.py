@@ -220,6 +220,10 @@ async def test_an_upload_goes_through_the_store(admin, world):
 @pytest.mark.parametrize(
     ("form", "files", "status", "said"),
     [
+        ({**FORM, "as": "DEADBEEF"}, FILES, 400, "not an alias"),
+        ({**FORM, "folder": "x"}, FILES, 400, "one of folder"),
+        ({**FORM, "probes": '[{"prompt": ""}]'}, FILES, 400, "probe"),
+        ({**FORM, "as": "beta", "weight": "0.5"}, FILES, 400, "Only a canary"),
         (FORM, {"a": FILES["config"]}, 422, TENSORS),
         (FORM, {"a": FILES["config"], "b": ("adapter_model.bin", b"x")}, 422, "pickle"),
         (FORM, {**FILES, "c": FILES["config"]}, 400, "twice"),
