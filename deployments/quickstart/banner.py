@@ -14,8 +14,8 @@ from rich.table import Table
 from deployments.quickstart.tenants import ADMIN, DEMO_TENANTS, DemoTenant
 
 IDLE_GPU = (
-    "This machine's NVIDIA GPU is not used: torch is a build without CUDA (`make clean`, then without"
-    " TORCH_INDEX), or CUDA_VISIBLE_DEVICES hides it."
+    "This machine's NVIDIA GPU is not used: torch is a build without CUDA (`make clean`, then"
+    " without TORCH_INDEX), or CUDA_VISIBLE_DEVICES hides it."
 )
 
 
