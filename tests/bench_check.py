@@ -61,6 +61,18 @@ ISOLATION = Benchmark(
         Figure("50 loads", lambda r: float(r["p99_ratio"]["loads"]), 1.1, at_least=False),
     ],
 )
+COLD = Benchmark(
+    "cold",
+    ["tests.bench_cold"],
+    [
+        Figure(
+            "p99 from token to token beside 50 cold adapters, of the same with resident ones",
+            lambda r: float(r["p99_ratio"]),
+            1.3,
+            at_least=False,
+        ),
+    ],
+)
 STREAMS = Benchmark(
     "streams",
     ["deployments.bench", "streams"],
@@ -95,7 +107,7 @@ def main() -> int:
         [sys.executable, "-m", "deployments.quickstart", "prepare"], cwd=PROJECT, check=True
     )
     failed = 0
-    for benchmark in (DECODE, ISOLATION, STREAMS):
+    for benchmark in (DECODE, ISOLATION, COLD, STREAMS):
         report = _run(benchmark)
         for figure in benchmark.figures:
             value = figure.value(report)

@@ -71,8 +71,8 @@ async def measure(setting: Setting) -> dict[str, Any]:
     """Step times in seconds by phase (median over the rounds), and their ratios to the quiet."""
     steps = Steps()
     with tempfile.TemporaryDirectory() as name:
-        async with _replica(Path(name), setting, steps) as (replica, refs):
-            streams = [asyncio.create_task(_stream(replica, i)) for i in range(setting.num_streams)]
+        async with running(Path(name), setting, steps) as (replica, refs):
+            streams = [asyncio.create_task(stream(replica, i)) for i in range(setting.num_streams)]
             await asyncio.sleep(WARM_UP_S)
             rounds = [
                 await _round(replica, steps, refs[i :: setting.rounds], setting.phase_s)
@@ -90,7 +90,7 @@ async def _round(
     phases: dict[str, Callable[[], Awaitable[None]]] = {
         "quiet": lambda: asyncio.sleep(phase_s),
         "busy_thread": lambda: _spin(phase_s),
-        "loads": lambda: _load(replica, refs, phase_s),
+        "loads": lambda: load(replica, refs, phase_s),
     }
     times = {}
     for phase, work in phases.items():
@@ -103,7 +103,7 @@ async def _round(
 def _report(rounds: Sequence[dict[str, list[float]]], setting: Setting) -> dict[str, Any]:
     def by_phase(q: float) -> dict[str, float]:
         return {
-            phase: statistics.median(_quantile(times[phase], q) for times in rounds)
+            phase: statistics.median(quantile(times[phase], q) for times in rounds)
             for phase in rounds[0]
         }
 
@@ -114,21 +114,33 @@ def _report(rounds: Sequence[dict[str, list[float]]], setting: Setting) -> dict[
         "step_p50_s": by_phase(0.5),
         "step_p99_s": p99,
         "p99_rounds_s": {
-            phase: [_quantile(times[phase], 0.99) for times in rounds] for phase in rounds[0]
+            phase: [quantile(times[phase], 0.99) for times in rounds] for phase in rounds[0]
         },
         "p99_ratio": {phase: p99[phase] / p99["quiet"] for phase in ("busy_thread", "loads")},
     }
 
 
-def _quantile(ascending: Sequence[float], q: float) -> float:
+def quantile(ascending: Sequence[float], q: float) -> float:
+    """`ascending` holds one value or more; 0 <= q <= 1."""
     return ascending[min(len(ascending) - 1, int(q * len(ascending)))]
 
 
 @asynccontextmanager
-async def _replica(
-    folder: Path, setting: Setting, steps: Steps
+async def running(
+    folder: Path,
+    setting: Setting,
+    steps: Steps,
+    place: Callable[[Path], str] | None = None,
+    **adapters: float,
 ) -> AsyncIterator[tuple[Replica, list[AdapterRef]]]:
+    """A replica and the versions of `num_loads` adapters, none of them loaded.
+
+    place     takes the folder that the objects lie in and answers the url of the store that has
+              them; None: that folder is the store
+    adapters  keys of the configuration's section of this name
+    """
     section = {
+        "adapters": adapters,
         "fake_step_s": setting.step_s,
         "max_model_len": 1 << 16,
         "memory": {"arena_bytes": ARENA_BYTES, "host_bytes": HOST_BYTES},
@@ -139,7 +151,11 @@ async def _replica(
     fixture.make_tenant(config, max_concurrent=1024)
     refs = await asyncio.to_thread(fixture.prepare, folder, section, setting.num_loads)
     tokenizer = str(folder / "base" / "tokenizer.json")
-    replica_config = ReplicaConfig(config.engine_config(), tokenizer, "bench")
+    engine = config.engine_config()
+    if place is not None:
+        url = await asyncio.to_thread(place, folder / "data" / "objects")
+        engine = dataclasses.replace(engine, store=dataclasses.replace(engine.store, url=url))
+    replica_config = ReplicaConfig(engine, tokenizer, "bench")
     replica = Replica(replica_config, slot=int, observe=steps.see)
     try:
         await replica.start()
@@ -160,7 +176,7 @@ def _call(name: str, ref: AdapterRef | None, max_tokens: int) -> dict[str, Any]:
     return {"v": 1, "requests": [request.to_wire()], "deadline_s": 3600.0}
 
 
-async def _stream(replica: Replica, number: int) -> None:
+async def stream(replica: Replica, number: int) -> None:
     """Requests without a pause. Lengths differ, so that their ends and page ends don't coincide."""
     random = Random(number)
     while True:
@@ -186,8 +202,9 @@ async def _spin(seconds: float) -> None:
         thread.join()
 
 
-async def _load(replica: Replica, refs: Sequence[AdapterRef], seconds: float) -> None:
-    """Ask for each adapter once, evenly over the phase's first 80 %."""
+async def load(replica: Replica, refs: Sequence[AdapterRef], seconds: float) -> None:
+    """Ask for each adapter once, evenly over the first 80 % of the time, and stay until that is
+    over and all have answered."""
 
     async def ask(delay: float, ref: AdapterRef) -> None:
         await asyncio.sleep(delay)
