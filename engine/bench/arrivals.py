@@ -17,6 +17,8 @@ FIRST_COLD = 100_000
 """Number of the first adapter that was never loaded before."""
 NUM_ADAPTERS = 64
 LOADS = (0.5, 0.8)
+LONGEST_MIXED = 1024 + 256
+"""Tokens of the longest request of `steady`."""
 SATURATING = 512
 """Requests, all at once, by which the saturated rate is measured."""
 
@@ -66,8 +68,9 @@ def steady(server: DummyServer, seconds: float) -> Iterator[dict[str, Any]]:
             "load": load,
             **_percentiles("ttft", [served.first_s[i] - due for i, due in served.due_s.items()]),
             **_percentiles("itl", served.gaps_s),
-            "graph_share": 1.0,  # the runner knows no other way
+            "graph_share": round(served.graph_share(), 4),
             "requests_s": round(load * rate, 2),
+            "saturated_requests_s": round(rate, 2),
             "out_tok_s": round(served.num_tokens / served.seconds, 1),
         }
 

@@ -15,6 +15,7 @@ import torch
 
 from engine.bench.dummy import dummy_layout, dummy_spec, dummy_weights, random_block
 from engine.config import (
+    MAX_STEP_S,
     AdapterConfig,
     EngineConfig,
     MemoryConfig,
@@ -36,25 +37,29 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a dummy server is made for. max_len: tokens of a sequence."""
+    """What a dummy server is made for. max_len: tokens of a sequence. max_rank: that its graphs
+    serve."""
 
     shape: str
     max_seqs: int
     max_len: int
     rank: int
     targets: str
+    max_rank: int
     max_step_tokens: int = 2048
-    max_step_s: float = 0.5
+    max_step_s: float = MAX_STEP_S["cuda"]
+    prefill_steps: int = ScheduleConfig().prefill_steps
     arena_bytes: int = 64 << 30
     host_bytes: int = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """device_s: on the device. at_s: when its tokens were on the host."""
+    """device_s: on the device. at_s: when its tokens were on the host. replayed: from a graph."""
 
     num_rows: int
     num_tokens: int
+    replayed: bool
     device_s: float
     at_s: float
 
@@ -75,7 +80,9 @@ class TimedLaunch:
         result = self.launch.wait()
         plan = result.plan
         now = time.perf_counter()
-        self.steps.append(Step(len(plan.spans), plan.num_tokens, result.seconds, now))
+        self.steps.append(
+            Step(len(plan.spans), plan.num_tokens, result.replayed, result.seconds, now)
+        )
         return result
 
 
@@ -86,6 +93,7 @@ class TimedRunner:
         self._runner = runner
         self.num_pages, self.page_bytes = runner.num_pages, runner.page_bytes
         self.memory = runner.memory
+        self.passes = runner.passes
         self.steps: list[Step] = []
 
     def launch(self, plan: StepPlan) -> TimedLaunch:
@@ -115,6 +123,10 @@ class Served:
     def step_gaps_s(self) -> list[float]:
         """Seconds between the tokens of each two steps in a row."""
         return [b.at_s - a.at_s for a, b in zip(self.steps, self.steps[1:], strict=False)]
+
+    def graph_share(self) -> float:
+        """Of the steps, those replayed from a graph."""
+        return sum(step.replayed for step in self.steps) / len(self.steps)
 
     def decode_ms(self, rows: int) -> tuple[float, float]:
         """Median (between two steps on the host, on the device) of steps in which `rows` rows
@@ -159,10 +171,11 @@ class DummyServer:
                 max_seqs=sizes.max_seqs,
                 max_step_tokens=sizes.max_step_tokens,
                 max_step_s=sizes.max_step_s,
+                prefill_steps=sizes.prefill_steps,
                 depth=1,
                 prefix_cache=False,
             ),
-            adapters=AdapterConfig(max_rank=sizes.rank, max_loads=8),
+            adapters=AdapterConfig(max_rank=max(sizes.rank, sizes.max_rank), max_loads=8),
         )
         start = time.perf_counter()
         runner = make(config, memoryview(self._host))

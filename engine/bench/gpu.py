@@ -4,8 +4,10 @@
 `python -m engine.bench latency --dummy-weights --batches 1,32,256 --adapters 0,1,64 --json`
 `python -m engine.bench stall|steady|sampler --dummy-weights --json`
 
+Several commands may be named: they share a server, as all cases of one do, so that they are
+measured on the same captured graphs. Results are appended to engine/results.jsonl.
+
 Everything runs in this process: scheduler, accounts, arena, adapter cache, GPU runner at depth 1.
-Cases of one command share a server, so that they are measured on the same captured graphs.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.bench.arrivals import sampler, stall, steady
+from engine.bench.arrivals import LONGEST_MIXED, sampler, stall, steady
 from engine.bench.dummy import SHAPES, TARGETS
 from engine.bench.dummy_server import DummyServer, Sizes
 from engine.bench.results import Results
+from engine.config import MAX_STEP_S, AdapterConfig, ScheduleConfig
 
 COMMANDS = ("throughput", "latency", "stall", "steady", "sampler")
 
@@ -33,8 +36,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def cases(server: DummyServer, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The command's results, one after another."""
-    match options.command:
+    """The commands' results, one after another."""
+    for command in options.commands:
+        yield from _cases(command, server, options)
+
+
+def _cases(
+    command: str, server: DummyServer, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    match command:
         case "throughput":
             base_ms = 0.0
             for num_adapters in options.adapters:
@@ -115,15 +125,19 @@ def _owners(options: argparse.Namespace, num_adapters: int) -> list[int | None]:
 
 
 def sizes(options: argparse.Namespace) -> Sizes:
-    """What the command's server is made for."""
-    longest = 1280 if options.command == "steady" else max(options.input, 128) + options.output
+    """What the commands' server is made for."""
+    longest = max(options.input, 128) + options.output
+    if "steady" in options.commands:
+        longest = max(longest, LONGEST_MIXED)
     return Sizes(
         shape=options.shape,
         max_seqs=options.max_seqs,
         max_len=longest + 16,
         rank=options.rank,
         targets=options.targets,
+        max_rank=options.max_rank,
         max_step_s=options.max_step_s,
+        prefill_steps=options.prefill_steps,
     )
 
 
@@ -133,18 +147,22 @@ def _numbers(text: str) -> list[int]:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
-    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("commands", nargs="+", choices=COMMANDS, metavar="command")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.1-8b")
     parser.add_argument("--dummy-weights", action="store_true", required=True)
     parser.add_argument("--adapters", type=_numbers, default=[0], help="a case for each number")
     parser.add_argument("--batches", type=_numbers, default=[1, 32, 256], help="latency: rows")
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument(
+        "--max-rank", type=int, default=AdapterConfig().max_rank, help="that the graphs serve"
+    )
     parser.add_argument("--targets", choices=sorted(TARGETS), default="all")
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--max-seqs", type=int, default=256)
-    parser.add_argument("--max-step-s", type=float, default=0.5, help="steps are sized to it")
+    parser.add_argument("--max-step-s", type=float, default=MAX_STEP_S["cuda"])
+    parser.add_argument("--prefill-steps", type=int, default=ScheduleConfig().prefill_steps)
     parser.add_argument("--zipf", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="steady: of arrivals")
     parser.add_argument("--json", action="store_true", help="the only format; accepted for scripts")
