@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from engine.adapters.store import (
     CHUNK_BYTES,
+    SEGMENT,
     Content,
     ObjectChanged,
     ObjectMissing,
@@ -74,9 +75,12 @@ class FolderStore:
 
     def list(self, prefix: str) -> list[str]:
         keys = []
+        above = prefix.split("/")[:-1]
+        if not all(SEGMENT.fullmatch(s) for s in above):
+            return []  # no key begins so
         with self._errors(prefix):
             self._require_root()
-            for folder, folders, files in os.walk(self._root):
+            for folder, folders, files in os.walk(self._root.joinpath(*above)):
                 if Path(folder) == self._root:
                     folders.remove(self._incoming.name)
                 base = Path(folder).relative_to(self._root)
