@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 OLDEST_SERVER = (7, 0)
 HEALTH_CHECK_S = 15
-ACL = "~{loraplex}:* +@read +@write +@connection +@transaction +eval +info +time +wait"
+ACL = "~{loraplex}:* +@read +@write +@connection +eval +info +time +wait"
 """What the user needs, as ACL SETUSER takes it; `loraplex` is the URL's prefix."""
 RETRY_AFTER_S = 2.0
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)

@@ -152,7 +152,7 @@ class RedisRegistry:
 
     def _everything(self, connection: redis.Redis, _: bool) -> Reply:
         state, entries, order, feed = self._keys
-        pipe = connection.pipeline()
+        pipe = connection.pipeline(transaction=False)
         pipe.hgetall(state)
         pipe.hgetall(entries)
         pipe.zrange(order, 0, -1)

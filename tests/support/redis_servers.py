@@ -73,8 +73,12 @@ class RedisServer:
             command += ["--save", "", "--repl-diskless-sync-delay", "0"]
         with (self.folder / f"{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen([*command, *self.options], stdout=log, stderr=log)
-        until(lambda: bool(self.client().ping()))
+        until(self._answers)
         return self
+
+    def _answers(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, "see its log"
+        return bool(self.client().ping())
 
     def client(self) -> redis.Redis:
         """An operator's."""
@@ -151,7 +155,7 @@ def replicated(folder: Path, *, num_sentinels: int = 3) -> Iterator[ReplicatedRe
     try:
         master.start()
         replica.start()
-        until(lambda: "state=online" in str(_slave(master)))
+        until(lambda: is_online(master))
         for sentinel in sentinels:
             sentinel.folder.mkdir(parents=True)
             (sentinel.folder / "sentinel.conf").write_text(
@@ -168,9 +172,9 @@ def replicated(folder: Path, *, num_sentinels: int = 3) -> Iterator[ReplicatedRe
             one.kill()
 
 
-def _slave(master: RedisServer) -> str:
-    slave = master.client().info("replication").get("slave0", {})
-    return f"state={slave.get('state')}"
+def is_online(master: RedisServer) -> bool:
+    """Whether a replica has all that the master has, and follows."""
+    return bool(master.client().info("replication").get("slave0", {}).get("state") == "online")
 
 
 def _knows(sentinel: RedisServer, others: int) -> bool:
