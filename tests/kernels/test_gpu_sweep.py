@@ -154,7 +154,7 @@ def test_rotary(popularity, shape, dtype, cuda):
         slots.to(cuda),
         squares=given_squares(r),
         term=bound.shrink((0, 1, 2), x),
-        warps=bound.tuning.rotary_warps,
+        tile=bound.tuning.rotary,
     )
     case.near(qkv[:, : widths[0]], turned[:, :num_heads].flatten(1))
     pages = cache.view(6, 2, 2, num_kv_heads, 16, dim)

@@ -51,3 +51,31 @@ class RandomAdapters:
         self.arena = torch.cat(parts).to(dtype)
         self.on_device = self.arena.to(device)
         self.table_on_device = self.table.to(device)
+
+    def terms(
+        self,
+        owners: Sequence[int],
+        modules: Sequence[int],
+        x: torch.Tensor,
+        factor: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[N, sum of out] float64: the terms of x [N, in], times factor [N, 1] where there is one;
+        biases are not. All rows of an adapter at once, for large sweeps."""
+        arena, x = self.on_device, x.double()
+        of_row = torch.tensor(owners, device=arena.device)
+        columns = []
+        for m in modules:
+            k, width = self.features[m].tolist()
+            out = torch.zeros(len(owners), width, dtype=torch.float64, device=arena.device)
+            for g in set(owners) - {-1}:
+                a, b, rank, _, bias, _ = self.table[g, m].tolist()
+                rows = torch.nonzero(of_row == g).squeeze(1)
+                h = x[rows] @ arena[a : a + rank * k].view(rank, k).double().t()
+                term = h @ arena[b : b + rank * width].view(rank, width).double()
+                if factor is not None:
+                    term *= factor[rows].double()
+                if bias:
+                    term += arena[bias : bias + width].double()
+                out[rows] = float(T.scales(self.table)[g, m]) * term
+            columns.append(out)
+        return torch.cat(columns, 1)
