@@ -201,6 +201,9 @@ def retire(
         answer = service.retire(tenant, name, version, now)
     what = answer["model"] if version is None else f"{version} of {answer['model']}"
     show(answer, as_json, f"Retired {what}.")
+    warn(
+        [f"{d[:12]} is served under another name too and goes on there." for d in answer["shared"]]
+    )
 
 
 @adapters_app.command("download")

@@ -229,14 +229,17 @@ class AdapterRoutes:
         name: str,
         version: str | None = None,
     ) -> Response:
-        """?now=true: running requests of what is retired end at once, with an error."""
+        """?now=true: running requests of what is retired end at once, with an error; not those of
+        bytes that another name of the tenant still serves (`shared` in the answer)."""
         now = _flag(request, "now")
         caller = self._scope(await self._caller(request), tenant, name)
         record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
         refs = await asyncio.to_thread(self.adapters.unused, record, version)
         await self._drop(refs, now)
-        return JSONResponse(adapter_view(record))
+        dead = {v.ref.digest for v in record.tombstones(version)}
+        shared = sorted(dead - {ref.digest for ref in refs})
+        return JSONResponse({**adapter_view(record), "shared": shared})
 
     async def _change(self, what: str, change: Callable[[], AdapterRecord]) -> Response:
         record = await asyncio.to_thread(change)

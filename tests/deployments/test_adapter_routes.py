@@ -186,9 +186,9 @@ async def test_bytes_that_another_name_serves_are_not_dropped(admin, world, two)
     for name in ("two", "other"):
         version = put_version(world.store, "t1", name, b"two")
         publish(world.registry, "t1", name, digest=version.ref.digest)
-    await admin.delete("/v1/adapters/t1/two")
+    answer = await admin.delete("/v1/adapters/t1/two", params={"now": "true"})
     dropped = [r.digest for refs, _ in world.model.drops for r in refs]
-    assert dropped == [two[0]]
+    assert dropped == [two[0]] and answer.json()["shared"] == [two[1]]
 
 
 # Publishing ---------------------------------------------------------------------------------------
