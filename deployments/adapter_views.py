@@ -72,6 +72,8 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
         "max_adapters": record.max_adapters,
         "max_adapter_bytes": record.max_adapter_bytes,
         "max_rank": record.max_rank,
+        "max_host_bytes": record.max_host_bytes,
+        "max_device_bytes": record.max_device_bytes,
         "allowed_ranks": list(record.allowed_ranks),
         "created_s": record.created_s,
     }

@@ -134,6 +134,19 @@ class AdminClient:
         params = {"now": "true"} if now else {}
         return self._call("DELETE", _path("adapters", tenant, name, *below), params=params)
 
+    def prefetch(self, tenant: str, name: str, **fields: Any) -> dict[str, Any]:
+        return self._call("POST", _path("adapters", tenant, name, "prefetch"), json=fields)
+
+    def pin(self, tenant: str, name: str, **fields: Any) -> dict[str, Any]:
+        return self._call("PUT", _path("adapters", tenant, name, "pin"), json=fields)
+
+    def unpin(self, tenant: str, name: str) -> dict[str, Any]:
+        return self._call("DELETE", _path("adapters", tenant, name, "pin"))
+
+    def pins(self) -> list[dict[str, Any]]:
+        data: list[dict[str, Any]] = self._call("GET", "/v1/pins")["data"]
+        return data
+
     def tenants(self, limit: int | None = None, after: str = "") -> list[dict[str, Any]]:
         return list(self._pages("/v1/tenants", {}, limit, after))
 

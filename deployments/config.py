@@ -29,6 +29,7 @@ from deployments.config_sections import (
     Section,
     check_store,
 )
+from deployments.pin_budget import PinsSection
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
 from engine.config import (
@@ -78,6 +79,7 @@ class AppConfig(Section):
     ingress: IngressSection = IngressSection()
     router: RouterSection = RouterSection()
     publish: PublishSection = PublishSection()
+    pins: PinsSection = PinsSection()
 
     @model_validator(mode="after")
     def _openable(self) -> Self:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from deployments.answers import Event, raise_errors
 from engine.errors import LoraplexError, ReplicaLost, RequestTimeout, Unavailable
-from engine.types import WIRE_VERSION, AdapterRef, Request
+from engine.types import WIRE_VERSION, AdapterRef, Request, Tenant
 
 logger = logging.getLogger(__name__)
 FINISHES = frozenset({"stop", "length"})
@@ -47,6 +47,18 @@ class Model(Protocol):
     async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
         """Tell every replica that these versions are retired; how many heard it. now: what runs on
         them ends at once, with an error. Raises Unavailable where some can't be told in time."""
+        ...
+
+    def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
+        """A request for this version comes in a moment: its replica may bring it nearer. Nobody
+        waits for that."""
+        ...
+
+    async def tell(
+        self, method: str, order: Mapping[str, Any], timeout_s: float
+    ) -> list[Mapping[str, Any]]:
+        """Tell every replica the same (`tier_orders`). What those say that answer with a mapping.
+        Raises Unavailable when none answers in time."""
         ...
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:

@@ -26,8 +26,9 @@ from deployments.answers import Event, error_of
 from deployments.orders import Order
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
+from deployments.tier_orders import prefetch_order
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
-from engine.types import AdapterRef, adapter_to_wire
+from engine.types import AdapterRef, Tenant, adapter_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -80,12 +81,34 @@ class RayReplicas:
         return max((sum(a is None for a in of_ref) for of_ref in answers), default=0)
 
     async def _ask(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        return await self._broadcast(timeout_s, "status")
+
+    async def tell(
+        self, method: str, order: Mapping[str, Any], timeout_s: float
+    ) -> list[Mapping[str, Any]]:
+        """`pin_keeper.Replicas`: the same order to every replica."""
+        return await self._broadcast(timeout_s, method, order)
+
+    async def _broadcast(
+        self, timeout_s: float, method: str, *args: Any
+    ) -> list[Mapping[str, Any]]:
         try:
-            response = self._handle.broadcast("status")
+            response = self._handle.broadcast(method, *args)
             answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
         except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError):
             raise Unavailable("No replica answers in time.", code="not_ready") from None
         return [a for a in answers if isinstance(a, Mapping)]
+
+    def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
+        """A request for this version comes in a moment: the replica that would get it may begin to
+        bring it nearer. Nobody waits for that, and a hint that is lost is no loss."""
+        handle = self._handle.options(
+            method_name="prefetch",
+            session_id=ref.ring_key,
+            multiplexed_model_id=ref.key,
+            _by_reference=False,
+        )
+        handle.remote(prefetch_order(ref, to_device=True, ordered=False, tenant=tenant))
 
 
 class RayReplicaStream:

@@ -28,5 +28,8 @@ class LoadFailures:
             while len(self._reasons) > self._max_kept:
                 self._reasons.popitem(last=False)
 
+    def reason(self, key: str) -> str | None:
+        return self._reasons.get(key)
+
     def reasons(self) -> Mapping[str, str]:
         return dict(self._reasons)

@@ -20,6 +20,7 @@ from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
 from deployments.replica_config import ReplicaConfig
 from deployments.streams import Event, Stream, error_event
+from deployments.tier_orders import place_of, read_pins, read_prefetch
 from engine.adapters.residency import ResidencyTable
 from engine.errors import (
     CoreLost,
@@ -161,6 +162,25 @@ class Replica:
         """A version (as `adapter_to_wire` writes it) is retired: see `messages.Drop`."""
         await self.start()
         self._children.submit([Drop(adapter_from_wire(ref), now)])
+
+    async def prefetch(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
+        """See `tier_orders`. Where the version is now: {"slot", "tier", "why" of a failure}; None
+        where the order is for others."""
+        await self.start()
+        slot = self._slot()
+        wish = read_prefetch(order, slot)
+        if wish is None:
+            return None
+        self._children.submit([wish])
+        why = self._children.load_failures.reason(wish.ref.key)
+        return {"slot": slot, **place_of(self._residency.places(wish.ref.key), why)}
+
+    async def set_pins(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `tier_orders`: all pins of this replica from now on."""
+        await self.start()
+        pins = read_pins(order, self._slot())
+        self._children.submit([pins])
+        return {"slot": self._slot(), "num_pins": len(pins.pins)}
 
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:

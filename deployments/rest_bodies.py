@@ -91,6 +91,8 @@ class TenantLimits(Body):
     max_adapters: Annotated[int, Field(ge=0)] | None = None
     max_adapter_bytes: Annotated[int, Field(ge=0)] | None = None
     max_rank: Rank | None = None
+    max_host_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_device_bytes: Annotated[int, Field(ge=0)] | None = None
     allowed_ranks: Annotated[list[Rank], Field(max_length=64)] = []
     self_publish: bool = False
 

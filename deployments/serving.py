@@ -13,6 +13,7 @@ from deployments.catalog import Catalog, unknown_model
 from deployments.chat_template import ChatTemplate
 from deployments.expansion import ModelLimits, expand
 from deployments.generation import Generation, Model
+from deployments.hints import Hints
 from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.tokenising import Tokeniser
@@ -95,6 +96,10 @@ class Serving:
     max_choices: int
     max_in_flight: int
     _in_flight: int = field(default=0, init=False)
+    _hints: Hints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._hints = Hints(self.sources.monotonic)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -126,6 +131,8 @@ class Serving:
         ref, tenant = await self._resolve(body.model, caller, session or body.session)
         num = self._num_sequences(body)
         with self.place(), self.admission.admit(tenant, num) as ticket:
+            if ref is not None and self._hints.see(ref.key):
+                self.replicas.hint(ref, tenant)
             generation = await self._generation(request_id, body, tenant, ref, self.timeout_s)
             yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket)
 

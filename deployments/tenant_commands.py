@@ -10,6 +10,7 @@ from deployments.terminal import USAGE, After, Json, Limit, client, fail, show, 
 
 tenants_app = typer.Typer(no_args_is_help=True, help="Make and change tenants and their keys.")
 
+LIMITS = ("max_adapters", "max_adapter_bytes", "max_rank", "max_host_bytes", "max_device_bytes")
 TenantId = Annotated[str, typer.Argument(metavar="TENANT")]
 Weight = Annotated[float | None, typer.Option(help="Share of the service.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Sequences in progress at once.")]
@@ -17,6 +18,12 @@ MaxQueued = Annotated[int | None, typer.Option(help="Of those, without a first t
 MaxAdapters = Annotated[int | None, typer.Option(help="Adapters it may have; -1: any number.")]
 MaxBytes = Annotated[int | None, typer.Option(help="Stored bytes it may have; -1: any number.")]
 MaxRank = Annotated[int | None, typer.Option(help="Largest rank it may publish; -1: any.")]
+MaxHostBytes = Annotated[
+    int | None, typer.Option(help="Its adapters' bytes in a replica's host memory; -1: any number.")
+]
+MaxDeviceBytes = Annotated[
+    int | None, typer.Option(help="Its adapters' bytes on a replica's device; -1: any number.")
+]
 Ranks = Annotated[str | None, typer.Option(help="Ranks it may publish, as 8,16; any: any.")]
 SelfPublish = Annotated[
     bool | None,
@@ -36,6 +43,8 @@ def create_tenant(
     max_adapters: MaxAdapters = None,
     max_adapter_bytes: MaxBytes = None,
     max_rank: MaxRank = None,
+    max_host_bytes: MaxHostBytes = None,
+    max_device_bytes: MaxDeviceBytes = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
     as_json: Json = False,
@@ -48,6 +57,8 @@ def create_tenant(
         max_adapters=max_adapters,
         max_adapter_bytes=max_adapter_bytes,
         max_rank=max_rank,
+        max_host_bytes=max_host_bytes,
+        max_device_bytes=max_device_bytes,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
     )
@@ -66,6 +77,8 @@ def change_tenant(
     max_adapters: MaxAdapters = None,
     max_adapter_bytes: MaxBytes = None,
     max_rank: MaxRank = None,
+    max_host_bytes: MaxHostBytes = None,
+    max_device_bytes: MaxDeviceBytes = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
     as_json: Json = False,
@@ -78,6 +91,8 @@ def change_tenant(
         max_adapters=max_adapters,
         max_adapter_bytes=max_adapter_bytes,
         max_rank=max_rank,
+        max_host_bytes=max_host_bytes,
+        max_device_bytes=max_device_bytes,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
     )
@@ -140,7 +155,7 @@ def rotate_key(context: typer.Context, tenant: TenantId, as_json: Json = False) 
 def _fields(**given: Any) -> dict[str, Any]:
     """Those that were given; -1 of a limit that there may be none of is none."""
     fields = {name: value for name, value in given.items() if value is not None}
-    for name in ("max_adapters", "max_adapter_bytes", "max_rank"):
+    for name in LIMITS:
         if fields.get(name) == -1:
             fields[name] = None
     return fields

@@ -32,19 +32,26 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A decision. `replica` is None exactly where `reason` is FULL. bound 0: none applied."""
+    """A decision. `replica` is None exactly where `reason` is FULL. bound 0: none applied.
+
+    spare  the replica that would be next, where this one is near its bound and the other doesn't
+           have the adapter yet: tell it to bring it nearer
+    """
 
     replica: str | None
     reason: Reason
     bound: int = 0
+    spare: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """load_factor: how far above the mean a replica may go, > 1. min_bound: requests, >= 1."""
+    """load_factor: how far above the mean a replica may go, > 1. min_bound: requests, >= 1.
+    near: from which part of its bound on the owner's overflow is prepared for, in (0, 1]."""
 
     load_factor: float = 1.25
     min_bound: int = 1
+    near: float = 0.8
 
     def __post_init__(self) -> None:
         if not self.load_factor > 1 or self.min_bound < 1:
@@ -71,7 +78,8 @@ class PlacementPolicy:
             if loads.load(replica) >= bound or not loads.room(replica):
                 continue
             if replica == walk[0]:
-                return Placement(replica, Reason.OWNER, bound)
+                spare = self._spare(walk, loads, holds, bound)
+                return Placement(replica, Reason.OWNER, bound, spare)
             if holds(replica):
                 return Placement(replica, Reason.RESIDENT, bound)
             first = first or replica
@@ -79,6 +87,18 @@ class PlacementPolicy:
             return Placement(first, Reason.SPILL, bound)
         least = loads.least()
         return Placement(least, Reason.FULL if least is None else Reason.LEAST_LOADED, bound)
+
+    def _spare(
+        self, walk: Sequence[str], loads: LoadTable, holds: Callable[[str], bool], bound: int
+    ) -> str | None:
+        """Where the owner's overflow will go, if that is near and would find the adapter cold."""
+        load = loads.load(walk[0])
+        if not load or load + 1 < self.near * bound:
+            return None
+        for replica in walk[1:]:
+            if loads.load(replica) < bound and loads.room(replica):
+                return None if holds(replica) else replica
+        return None
 
     def place_base(self, loads: LoadTable, tie: int) -> Placement:
         """Places a request for the base model: every replica has it, so the least loaded.

@@ -14,13 +14,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from router.fleet import Fleet, Member
+from router.hints import SpillHints, prefetch_order
 from router.load import LoadTable
 from router.placement import Placement, PlacementPolicy, Reason
 from router.ring import Ring
@@ -50,10 +51,12 @@ class RouterOptions:
 
 @dataclass(slots=True)
 class RouterCounters:
-    """Totals since the router's start. `waited` requests found every replica full at first."""
+    """Totals since the router's start. `waited` requests found every replica full at first; `hints`
+    were sent to replicas that an adapter's requests will overflow to."""
 
     placed: Counter[Reason] = field(default_factory=Counter)
     waited: int = 0
+    hints: int = 0
     num_picks: int = 0
     pick_s: float = 0.0
 
@@ -62,7 +65,10 @@ class RouterCounters:
             f"{reason} {self.placed[reason]}" for reason in Reason if reason in self.placed
         )
         mean_us = 1e6 * self.pick_s / max(1, self.num_picks)
-        return f"placed: {reasons or 'none'}; waited {self.waited}; {mean_us:.1f} us a pick"
+        return (
+            f"placed: {reasons or 'none'}; waited {self.waited}; hints {self.hints};"
+            f" {mean_us:.1f} us a pick"
+        )
 
 
 class AdapterRouter(RequestRouter):
@@ -80,6 +86,7 @@ class AdapterRouter(RequestRouter):
         self._clock = clock
         self._last_report = clock()
         self._loads = LoadTable(clock)
+        self._hints = SpillHints()
         self._fleet = Fleet(())
         self._by_id: dict[str, RunningReplica] = {}
         self._freed = asyncio.Event()
@@ -225,10 +232,38 @@ class AdapterRouter(RequestRouter):
         if placement.replica is None:
             return None
         self.counters.placed[placement.reason] += 1
+        if placement.spare is not None:
+            self._prepare(placement.spare, pending_request)
         if self._clock() - self._last_report >= self._options.report_s:
             self._last_report = self._clock()
             logger.info("%s", self.counters)
         return self._by_id[placement.replica]
+
+    def _prepare(self, spare: str, pending_request: PendingRequest) -> None:
+        """Tells a replica that requests for this adapter will soon overflow to it. Nobody waits for
+        that, and a hint that is lost is no loss."""
+        metadata = pending_request.metadata
+        order = prefetch_order(pending_request.args)
+        if order is None or not self._hints.due(
+            spare, metadata.multiplexed_model_id, self._clock()
+        ):
+            return
+        hint = PendingRequest(
+            args=[order],
+            kwargs={},
+            metadata=replace(
+                metadata,
+                internal_request_id=f"{metadata.internal_request_id}-hint",
+                call_method="prefetch",
+                is_streaming=False,
+            ),
+            resolved=True,
+        )
+        try:
+            self._by_id[spare].try_send_request(hint, with_rejection=False)
+            self.counters.hints += 1
+        except Exception:
+            logger.exception("a hint could not be sent")
 
     def _place(self, pending_request: PendingRequest) -> Placement:
         metadata = pending_request.metadata

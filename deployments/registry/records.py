@@ -36,6 +36,7 @@ class TenantRecord:
 
     max_adapters       names that stand for something
     max_adapter_bytes  stored bytes of all versions that aren't retired, each counted once
+    max_host_bytes, max_device_bytes  of its adapters on one replica; None: no limit
     max_rank, allowed_ranks  of every module of a version; no allowed ranks: any
     """
 
@@ -49,6 +50,8 @@ class TenantRecord:
     max_adapter_bytes: int | None = None
     max_rank: int | None = None
     allowed_ranks: tuple[int, ...] = ()
+    max_host_bytes: int | None = None
+    max_device_bytes: int | None = None
 
     @property
     def key(self) -> str:
@@ -67,7 +70,14 @@ class TenantRecord:
         return replace(self, flags=(*others, flag) if on else others)
 
     def tenant(self) -> Tenant:
-        return Tenant(self.id, self.weight, self.max_concurrent, self.max_queued)
+        return Tenant(
+            self.id,
+            self.weight,
+            self.max_concurrent,
+            self.max_queued,
+            self.max_host_bytes,
+            self.max_device_bytes,
+        )
 
     def to_value(self) -> dict[str, Any]:
         lists = {"flags": list(self.flags), "allowed_ranks": list(self.allowed_ranks)}

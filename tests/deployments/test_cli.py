@@ -268,3 +268,21 @@ def test_bootstrap_makes_the_first_admin_key_only(tmp_path):
 def test_values_are_shown_as_they_are(loraplex, world):
     publish(world.registry, "t1", "odd", by="[red]who[/red]")
     assert "[red]who[/red]" in loraplex("adapters", "show", "t1/odd")
+
+
+def test_warm_and_pin(loraplex, world):
+    world.model.replies = [{"slot": 0, "ready": True}]
+    world.model.answers = [{"slot": 0, "tier": "device", "why": None}]
+    assert "device on replica 0" in loraplex("adapters", "prefetch", "t1/bot")
+    world.model.answers = [{"slot": 0, "tier": "failed", "why": "bucket is gone"}]
+    assert "bucket is gone" in loraplex("adapters", "prefetch", "t1/bot", code=1)
+    world.model.answers = [{"slot": 0, "tier": "loading", "why": None}]
+    said = loraplex("adapters", "prefetch", "t1/bot", "--replicas", "all", "--wait", "0.1", code=1)
+    assert "not there on every replica" in said
+    assert "Pinned t1/bot" in loraplex("adapters", "pin", "t1/bot", "--tier", "host")
+    pins = json.loads(loraplex("adapters", "pins", "--json"))
+    assert [(p["model"], p["tier"], p["replicas"]) for p in pins] == [("t1/bot", "host", 1)]
+    assert "Unpinned t1/bot" in loraplex("adapters", "unpin", "t1/bot")
+    loraplex("adapters", "unpin", "t1/bot", code=1)
+    loraplex("adapters", "pin", "t1/bot", "--tier", "disk", code=2)
+    loraplex("adapters", "pin", "t1/bot", "--replicas", "none", code=2)

@@ -32,8 +32,18 @@ def nobody(replica: str) -> bool:
 
 
 def test_the_owner_takes_it_while_within_the_bound() -> None:
-    loads = table({"a": 3, "b": 0, "c": 0, "d": 0})
+    loads = table({"a": 2, "b": 0, "c": 0, "d": 0})
     assert PlacementPolicy(min_bound=4).place(WALK, loads, nobody) == Placement("a", "owner", 4)
+
+
+def test_near_the_bound_the_next_replica_is_to_be_prepared_unless_it_is_warm() -> None:
+    policy = PlacementPolicy(min_bound=4)
+    loads = table({"a": 3, "b": 0, "c": 0, "d": 0})
+    assert policy.place(WALK, loads, nobody) == Placement("a", "owner", 4, spare="b")
+    assert policy.place(WALK, loads, "b".__eq__).spare is None
+    loads = table({"a": 3, "b": 4, "c": 0, "d": 0})
+    assert policy.place(WALK, loads, "b".__eq__).spare == "c", "b could take nothing"
+    assert PlacementPolicy(min_bound=1).place(WALK, table({"a": 0}), nobody).spare is None
 
 
 def test_above_the_bound_a_warm_successor_comes_before_a_nearer_cold_one() -> None:
@@ -119,7 +129,9 @@ def test_the_bound_holds_wherever_it_can(
     if within:
         assert placement.replica in within
     if names[0] in on_walk:
-        assert placement == Placement(names[0], Reason.OWNER, bound)
+        assert (placement.replica, placement.reason) == (names[0], Reason.OWNER)
+        assert placement.bound == bound
+        assert placement.spare is None or placement.spare in on_walk[1:]
     elif on_walk:
         warm_ones = [n for n in on_walk if n in warm]
         reason = Reason.RESIDENT if warm_ones else Reason.SPILL

@@ -28,6 +28,11 @@ class ScriptedReplica:
         self.num_ongoing = 0
         self.reachable = True
         self.num_probes = 0
+        self.hints: list[PendingRequest] = []
+
+    def try_send_request(self, pending: PendingRequest, with_rejection: bool) -> None:
+        assert not with_rejection
+        self.hints.append(pending)
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         self.num_probes += 1
@@ -59,6 +64,7 @@ class Harness:
         request_id: str = "id",
         *,
         is_retry: bool = False,
+        args: tuple[object, ...] = (),
     ) -> str:
         """Chooses and counts as sent, in one step as Ray's caller does."""
         metadata = RequestMetadata(
@@ -67,7 +73,7 @@ class Harness:
             session_id=key,
             multiplexed_model_id=ref_key,
         )
-        pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
+        pending = PendingRequest(args=list(args), kwargs={}, metadata=metadata)
         replica = await self.router._choose_replica_for_request(pending, is_retry=is_retry)
         self.router.on_send_request(replica.replica_id)
         replica.num_ongoing += 1
@@ -309,3 +315,31 @@ async def test_counters_are_logged_as_often_as_asked(caplog) -> None:
         fleet.router.counters.placed.clear()
         await fleet.send("t/a")
     assert "placed: owner 1; waited 0" in caplog.text
+
+
+async def test_where_a_spill_is_near_the_next_replica_is_told_to_bring_the_adapter_nearer() -> None:
+    fleet = Harness(3, min_bound=5)
+    call = {"v": 1, "requests": [{"adapter": {"name": "a"}, "tenant": {"id": "t"}}]}
+    for _ in range(5):
+        owner = await fleet.send("t/a", "t/digest", args=(call,))
+    told = [replica for replica in fleet.replicas if replica.hints]
+    assert [len(replica.hints) for replica in told] == [1], "once, not with each request"
+    (hint,) = told[0].hints
+    assert hint.metadata.call_method == "prefetch" and not hint.metadata.is_streaming
+    assert hint.args[0]["ref"] == {"name": "a"} and hint.args[0]["ordered"] is False
+    spilled = await fleet.send("t/a", "t/digest", args=(call,))
+    assert spilled == told[0].replica_id.unique_id != owner, "that is where the next one goes"
+    assert fleet.router.counters.hints == 1
+
+
+async def test_no_word_is_sent_ahead_for_the_base_or_for_a_warm_replica() -> None:
+    fleet = Harness(3, min_bound=2)
+    for replica in fleet.replicas:
+        replica.routing_stats = {**replica.routing_stats, "host": ["t/digest"]}
+    fleet.router.update_replicas(fleet.replicas)
+    call = {"v": 1, "requests": [{"adapter": {"name": "a"}, "tenant": {"id": "t"}}]}
+    base = {"v": 1, "requests": [{"adapter": None, "tenant": {"id": "t"}}]}
+    for _ in range(4):
+        await fleet.send("t/a", "t/digest", args=(call,))
+        await fleet.send(args=(base,))
+    assert not any(replica.hints for replica in fleet.replicas)

@@ -26,7 +26,7 @@ from engine.adapters.store import (
     open_store,
 )
 from engine.errors import LoraplexError
-from engine.types import AdapterRef
+from engine.types import AdapterRef, Tenant
 from tests.support.memory_control import REVISION, MemoryControl, publish
 
 CONTEXT = 64
@@ -135,6 +135,9 @@ class ScriptedModel:
     replies: list[Mapping[str, Any]] | LoraplexError = field(default_factory=list)
     drops: list[tuple[list[AdapterRef], bool]] = field(default_factory=list)
     deaf: LoraplexError | None = None
+    hints: list[tuple[AdapterRef, Tenant]] = field(default_factory=list)
+    told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    answers: list[Mapping[str, Any]] = field(default_factory=list)
 
     def generate(
         self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
@@ -148,6 +151,15 @@ class ScriptedModel:
         if self.deaf is not None:
             raise self.deaf
         return 1
+
+    def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
+        self.hints.append((ref, tenant))
+
+    async def tell(
+        self, method: str, order: Mapping[str, Any], timeout_s: float
+    ) -> list[Mapping[str, Any]]:
+        self.told.append((method, order))
+        return self.answers
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         if isinstance(self.replies, LoraplexError):

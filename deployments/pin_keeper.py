@@ -1,0 +1,66 @@
+"""Keeps the replicas' pins as the registry has them: pushed at each change, and again every few
+seconds, so that a replica that has just started, or took another slot, learns of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.catalog import Catalog
+from deployments.generation import Model
+from deployments.pins import Pins
+from deployments.tier_orders import SlotPin, pins_order
+from engine.errors import LoraplexError
+from router.owners import owners
+
+logger = logging.getLogger(__name__)
+PUSH_S = 5.0
+"""How long a replica that has just started may not know its pins."""
+TIMEOUT_S = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class PinKeeper:
+    """vnodes: the router's. Every ingress has one; the same pins pushed twice change nothing."""
+
+    catalog: Catalog
+    pins: Pins
+    replicas: Model
+    vnodes: int
+    _has_pushed: bool = field(default=False, init=False)
+
+    async def push(self) -> None:
+        """Raises Unavailable where the registry or the replicas can't be reached."""
+        records = await asyncio.to_thread(self.pins.all)
+        if not records and not self._has_pushed:
+            return
+        slots = slots_of(await self.replicas.statuses(TIMEOUT_S))
+        placed: list[SlotPin] = []
+        for record in records:
+            adapter = self.catalog.adapter(record.tenant, record.name)
+            if adapter is None or adapter.ref is None:
+                continue  # retired: nothing to keep until the name stands for a version again
+            where = owners(slots, adapter.ref.ring_key, record.replicas, self.vnodes)
+            placed.append(SlotPin(adapter.ref, record.on_device, where))
+        await self.replicas.tell("set_pins", pins_order(placed), TIMEOUT_S)
+        self._has_pushed = bool(records)
+
+    async def run(self) -> None:
+        """Push for ever."""
+        while True:
+            try:
+                await self.push()
+            except LoraplexError as error:
+                logger.info("pins: %s", error.message)
+            except Exception:
+                logger.exception("pins can't be pushed")
+            await asyncio.sleep(PUSH_S)
+
+
+def slots_of(statuses: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The ranks of the replicas that have said so."""
+    return sorted({s["slot"] for s in statuses if isinstance(s.get("slot"), int)})

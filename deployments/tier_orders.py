@@ -1,0 +1,101 @@
+"""What a replica is told about its tiers, beside requests: plain values, so that releases can mix.
+
+    prefetch  {"v": 1, "ref": ..., "to_device": bool, "ordered": bool, "tenant": ... or None,
+               "slots": [rank, ...] or None}
+    pins      {"v": 1, "pins": [{"ref": ..., "on_device": bool, "slots": [rank, ...]}, ...]}
+
+`slots` says which replicas are meant; None: whoever gets it. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.adapters.residency import DEVICE, HOST, LOADING
+from engine.errors import InvalidRequest
+from engine.messages import Pin, Prefetch, SetPins
+from engine.types import AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
+
+ORDER_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPin:
+    """A pin on the replicas of these slots."""
+
+    ref: AdapterRef
+    on_device: bool
+    slots: tuple[int, ...]
+
+
+def prefetch_order(
+    ref: AdapterRef,
+    *,
+    to_device: bool,
+    ordered: bool,
+    tenant: Tenant | None = None,
+    slots: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    return {
+        "v": ORDER_VERSION,
+        "ref": adapter_to_wire(ref),
+        "to_device": to_device,
+        "ordered": ordered,
+        "tenant": None if tenant is None else asdict(tenant),
+        "slots": None if slots is None else list(slots),
+    }
+
+
+def pins_order(pins: Iterable[SlotPin]) -> dict[str, Any]:
+    wires = [
+        {"ref": adapter_to_wire(p.ref), "on_device": p.on_device, "slots": list(p.slots)}
+        for p in pins
+    ]
+    return {"v": ORDER_VERSION, "pins": wires}
+
+
+def read_prefetch(order: Mapping[str, Any], slot: int) -> Prefetch | None:
+    """None: it is for other replicas. Raises InvalidRequest for an order that can't be read."""
+    _check_version(order)
+    try:
+        if order["slots"] is not None and slot not in order["slots"]:
+            return None
+        tenant = order["tenant"]
+        return Prefetch(
+            adapter_from_wire(order["ref"]),
+            to_device=bool(order["to_device"]),
+            is_ordered=bool(order["ordered"]),
+            tenant=None if tenant is None else _tenant(tenant),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"The order can't be read: {error!r}.") from None
+
+
+def read_pins(order: Mapping[str, Any], slot: int) -> SetPins:
+    """This replica's. Raises InvalidRequest for an order that can't be read."""
+    _check_version(order)
+    try:
+        mine = [pin for pin in order["pins"] if slot in pin["slots"]]
+        pins = (Pin(adapter_from_wire(p["ref"]), bool(p["on_device"])) for p in mine)
+        return SetPins(tuple(pins))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"The order can't be read: {error!r}.") from None
+
+
+def place_of(places: int, why: str | None) -> dict[str, Any]:
+    """The nearest of a version's places (`residency.places_of`) by name, or its failure."""
+    for tier, place in (("device", DEVICE), ("host", HOST), ("loading", LOADING)):
+        if places & place:
+            return {"tier": tier, "why": None}
+    return {"tier": "cold" if why is None else "failed", "why": why}
+
+
+def _tenant(wire: Mapping[str, Any]) -> Tenant:
+    return Tenant(**{k: v for k, v in wire.items() if k in Tenant.__dataclass_fields__})
+
+
+def _check_version(order: Mapping[str, Any]) -> None:
+    if order.get("v") != ORDER_VERSION:
+        raise InvalidRequest(f"Order version {order.get('v')} is not {ORDER_VERSION}.")

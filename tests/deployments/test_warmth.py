@@ -1,0 +1,170 @@
+"""Warm-ups and pins over REST, what the replicas are told, and the budget."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.hints import Hints
+from deployments.tier_orders import read_pins, read_prefetch
+from engine.errors import InvalidRequest
+from router.owners import owners
+from router.ring import Ring
+from tests.support.ingress import InProcess, World, bearer, error_of
+from tests.support.memory_control import publish
+from tests.support.virtual import VirtualClock
+
+SLOTS = (0, 1, 2)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    budgets = {"device_bytes": 9000, "tenant_device_bytes": 6000, "host_bytes": 10_000}
+    world = World.build(tmp_path, pins={**budgets, "tenant_host_bytes": 10_000})
+    world.model.replies = [{"slot": slot, "ready": True} for slot in SLOTS]
+    return world
+
+
+def owner_slots(num: int) -> list[int]:
+    return list(owners(SLOTS, "t1/bot", num, 100))
+
+
+def admin(world: World) -> dict[str, str]:
+    return bearer(world.keys["admin"])
+
+
+def last_pins(world: World, slot: int) -> list[tuple[str, bool]]:
+    method, order = world.model.told[-1]
+    assert method == "set_pins"
+    return [(pin.ref.ring_key, pin.on_device) for pin in read_pins(order, slot).pins]
+
+
+async def test_a_warm_up_goes_to_the_owners_and_says_how_far_it_is(world: World) -> None:
+    first, second = owner_slots(2)
+    world.model.answers = [
+        {"slot": second, "tier": "loading", "why": None},
+        {"slot": first, "tier": "device", "why": None},
+    ]
+    async with InProcess(world) as client:
+        body = {"tier": "device", "replicas": 2}
+        path = "/v1/adapters/t1/bot/prefetch"
+        response = await client.post(path, json=body, headers=admin(world))
+        assert response.status_code == 202
+        answer = response.json()
+        assert [p["slot"] for p in answer["replicas"]] == [first, second]
+        assert (answer["num_there"], answer["num_replicas"], answer["done"]) == (1, 2, False)
+        world.model.answers[0] = {"slot": second, "tier": "device", "why": None}
+        response = await client.post(path, json=body, headers=admin(world))
+        assert response.status_code == 200 and response.json()["done"]
+    _, order = world.model.told[-1]
+    wishes = {slot: read_prefetch(order, slot) for slot in SLOTS}
+    assert {slot for slot, wish in wishes.items() if wish} == {first, second}
+    wish = wishes[first]
+    assert wish and wish.is_ordered and wish.to_device and wish.tenant and wish.tenant.id == "t1"
+
+
+@pytest.mark.parametrize(("replicas", "num"), [("owner", 1), ("all", 3), (2, 2), (9, 3)])
+async def test_how_many_replicas(world: World, replicas: Any, num: int) -> None:
+    async with InProcess(world) as client:
+        body = {"tier": "host", "replicas": replicas}
+        response = await client.post(
+            "/v1/adapters/t1/bot/prefetch", json=body, headers=admin(world)
+        )
+        assert response.json()["num_replicas"] == num
+    assert sorted(world.model.told[-1][1]["slots"]) == sorted(owner_slots(num))
+
+
+async def test_who_may_not_and_what_is_not_there(world: World) -> None:
+    async with InProcess(world) as client:
+        path = "/v1/adapters/t1/bot/prefetch"
+        error_of(await client.post(path, json={}), 403)
+        missing = path.replace("bot", "nobody")
+        error_of(await client.post(missing, json={}, headers=admin(world)), 404)
+        error_of(await client.post(path, json={"tier": "disk"}, headers=admin(world)), 400)
+        error_of(await client.delete("/v1/adapters/t1/bot/pin", headers=admin(world)), 404)
+        world.model.replies = []
+        error_of(await client.post(path, json={}, headers=admin(world)), 503)
+
+
+async def test_a_pin_is_pushed_at_once_and_again_to_who_has_just_started(world: World) -> None:
+    path = "/v1/adapters/t1/bot/pin"
+    async with InProcess(world) as client:
+        response = await client.put(path, json={"replicas": 2}, headers=admin(world))
+        assert response.status_code == 200, response.text
+        for slot in SLOTS:
+            pinned = [("t1/bot", True)] if slot in owner_slots(2) else []
+            assert last_pins(world, slot) == pinned
+        listed = await client.get("/v1/pins", headers=admin(world))
+        assert [pin["model"] for pin in listed.json()["data"]] == ["t1/bot"]
+    world.model.told.clear()
+    async with InProcess(world):  # another ingress, later: the registry has kept it
+        while not world.model.told:
+            await asyncio.sleep(0.01)
+        assert last_pins(world, owner_slots(1)[0]) == [("t1/bot", True)]
+    async with InProcess(world) as client:
+        await client.delete(path, headers=admin(world))
+        assert last_pins(world, owner_slots(1)[0]) == []
+
+
+async def test_a_pin_over_the_budget_is_refused_with_the_numbers(world: World) -> None:
+    async with InProcess(world) as client:
+
+        async def pin(model: str, tier: str = "device") -> Any:
+            path = f"/v1/adapters/{model}/pin"
+            return await client.put(path, json={"tier": tier}, headers=admin(world))
+
+        first = await pin("t1/bot")
+        num_bytes = first.json()["num_bytes"]
+        assert 3000 < num_bytes <= 4500, "one fits a tenant's budget, and two do all tenants'"
+        publish(world.registry, "t1", "two")
+        for name in ("one", "two"):
+            publish(world.registry, "t2", name)
+        await asyncio.sleep(0.6)  # the ingress's copy of the registry
+        error = error_of(await pin("t1/two"), 409)
+        assert error["code"] == "pin_budget_exceeded"
+        assert str(num_bytes) in error["message"] and "6000" in error["message"]
+        assert (await pin("t1/two", "host")).status_code == 200, "a tier has its own budget"
+        assert (await pin("t2/one")).status_code == 200
+        assert (await pin("t1/bot")).status_code == 200, "pinned again in its own place"
+
+
+async def test_a_request_for_a_version_not_seen_for_a_while_sends_word_ahead(world: World) -> None:
+    async with InProcess(world) as client:
+        for _ in range(3):
+            body = {"model": "t1/bot", "prompt": "hello"}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        await client.post("/v1/completions", json={"model": "org/tiny", "prompt": "hello"})
+    assert [(ref.ring_key, tenant.id) for ref, tenant in world.model.hints] == [("t1/bot", "t1")]
+
+
+def test_which_requests_are_worth_a_word() -> None:
+    clock = VirtualClock()
+    hints = Hints(clock, quiet_s=10.0, max_kept=2)
+    assert hints.see("a") and not hints.see("a")
+    clock.sleep(9.0)
+    assert not hints.see("a")
+    clock.sleep(9.0)
+    assert not hints.see("a"), "seen 9 s ago"
+    clock.sleep(10.0)
+    assert hints.see("a")
+    assert hints.see("b") and hints.see("c") and hints.see("a"), "two are remembered"
+
+
+def test_owners_are_those_that_the_router_walks_to() -> None:
+    ring = Ring([f"slot-{slot}" for slot in range(40)], vnodes=7)
+    for key in ("t/a", "t/b", "u/c"):
+        expected = [int(name.removeprefix("slot-")) for name in ring.walk(key)]
+        assert list(owners(range(40), key, 0, 7)) == expected
+        assert list(owners(range(40), key, 3, 7)) == expected[:3]
+    assert owners((), "t/a", 1, 7) == ()
+
+
+@pytest.mark.parametrize("order", [{}, {"v": 2}, {"v": 1}, {"v": 1, "slots": None, "ref": {}}])
+def test_an_order_that_cannot_be_read_is_refused(order: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        read_prefetch(order, 0)
+    with pytest.raises(InvalidRequest):
+        read_pins(order, 0)
