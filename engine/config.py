@@ -91,15 +91,18 @@ class AccountConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """max_loads: loads at once in the loader. failure_ttl_s: how long a failure is remembered, the
-    next in a row for twice as long, up to max_failure_ttl_s; a permanent one (the bytes themselves
-    are at fault) for permanent_failure_ttl_s.
+    """max_loads: loads at once in the loader, max_fetches of them of versions that come from the
+    store; max_unpacks at a time are read, verified and laid out. failure_ttl_s: how long a failure
+    is remembered, the next in a row for twice as long, up to max_failure_ttl_s; a permanent one
+    (the bytes themselves are at fault) for permanent_failure_ttl_s.
     min_residency_s: how long an adapter in use keeps its place on the device when others wait for
     room; max_drain_s: how long its sequences may then run on before they are preempted.
     max_kills: a version that killed the loader so often is refused. max_rank: of an adapter's
     modules on a GPU, which keeps workspaces for it."""
 
-    max_loads: int = 4
+    max_loads: int = 8
+    max_fetches: int = 6
+    max_unpacks: int = 2
     min_residency_s: float = 1.0
     max_drain_s: float = 5.0
     failure_ttl_s: float = 5.0

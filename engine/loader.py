@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,8 @@ class Loader:
         self._store = store
         self._clock = clock
         self._dtype = SERVING_DTYPES[config.model.dtype]
+        # Fetches wait for a network, many at once; this is work for processors that steps need.
+        self._unpacks = threading.BoundedSemaphore(config.adapters.max_unpacks)
 
     def load(self, load: Load) -> LoadDone:
         """Never raises. Rejected bytes are permanent; what the store or disk did may pass."""
@@ -173,6 +176,10 @@ class Loader:
 
     def _open(self, ref: AdapterRef, folder: Path) -> Adapter:
         """The version's files in `folder`, every byte verified."""
+        with self._unpacks:
+            return self._verified(ref, folder)
+
+    def _verified(self, ref: AdapterRef, folder: Path) -> Adapter:
         with (folder / MANIFEST).open("rb") as file:
             data = file.read(MAX_MANIFEST_BYTES)
         _check_digest(ref, data)

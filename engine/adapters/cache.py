@@ -65,7 +65,12 @@ class AdapterCache:
         self._residents = Residents(arena, idle, self._on_device, life.on_evicted)
         self.reclaim = Reclaim(arena, idle, prefix, self._residents, self._on_device)
         self._loading = Loading(
-            pool, self._on_host, config.max_loads, self._account, life.on_dropped
+            pool,
+            self._on_host,
+            config.max_loads,
+            config.max_fetches,
+            self._account,
+            life.on_dropped,
         )
         self.turns = Turns(self._residents, self._on_device, config, self._account, slack)
         self._promotion = Promotion(
@@ -174,7 +179,7 @@ class AdapterCache:
 
     def on_loaded(self, done: LoadDone, now: float) -> ErrorInfo | None:
         """A load has ended. An error is for all that wait for this version, and remembered."""
-        version = self._loading.done(done.load_id)
+        version = self._loading.done(done.load_id, done.error is None)
         if version is None:
             return None
         self._life.report.touch(version.key)

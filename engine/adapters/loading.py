@@ -15,23 +15,32 @@ from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
 from engine.messages import Load
 
+MAX_NEAR = 100_000
+
 
 class Loading:
     """pool: the shared host memory. quotas: of its tenants in it. account: a tenant's account
     value, the order of loads. on_dropped: called with a version whose block has just left host
-    memory."""
+    memory.
+
+    Of `max_loads` at once, at most `max_fetches` are of versions that have not been here before:
+    those come from the store, which may be slow, and leave room for those that lie on the disk.
+    """
 
     def __init__(
         self,
         pool: HostPool,
         quotas: Quotas,
         max_loads: int,
+        max_fetches: int,
         account: Callable[[str], float],
         on_dropped: Callable[[Version], None],
     ) -> None:
         self.pool = pool
         self._quotas = quotas
         self._max_loads = max_loads
+        self._max_fetches = max_fetches
+        self._near: set[str] = set()
         self._account = account
         self._on_dropped = on_dropped
         self._wanted: dict[str, Version] = {}
@@ -55,7 +64,12 @@ class Loading:
         loads: list[Load] = []
         held_up: set[str] = set()
         while len(self._loading) < self._max_loads:
-            able = [v for v in self._wanted.values() if v.ref.tenant not in held_up]
+            may_fetch = self._num_fetches < self._max_fetches
+            able = [
+                v
+                for v in self._wanted.values()
+                if v.ref.tenant not in held_up and (may_fetch or v.key in self._near)
+            ]
             if not able:
                 break
             version = min(able, key=self._turn)
@@ -79,15 +93,30 @@ class Loading:
         self._quotas.add(version.ref.tenant, version.num_bytes)
         return Load(version.load_id, version.ref, offset, version.num_bytes)
 
-    def done(self, load_id: int) -> Version | None:
+    def done(self, load_id: int, succeeded: bool) -> Version | None:
         """The version whose load has ended, its block now in host memory or, if it failed, to be
         dropped. None for a load that is not under way: an answer given twice."""
         version = self._loading.pop(load_id, None)
         if version is not None:
+            self._learn(version.key, succeeded)
             version.state = State.HOST
             self._held[version.key] = version
             self.used(version)
         return version
+
+    @property
+    def _num_fetches(self) -> int:
+        return sum(version.key not in self._near for version in self._loading.values())
+
+    def _learn(self, key: str, is_near: bool) -> None:
+        """A guess: the loader may have evicted it from the disk, and has others there from before
+        this core began. Too many of them are forgotten all at once."""
+        if not is_near:
+            self._near.discard(key)
+            return
+        if len(self._near) >= MAX_NEAR:
+            self._near.clear()
+        self._near.add(key)
 
     def used(self, version: Version) -> None:
         """Its block was used: it is worth its cost again (GreedyDual-Size)."""
@@ -104,7 +133,7 @@ class Loading:
 
     def check(self) -> None:
         self.pool.check()
-        assert len(self._loading) <= self._max_loads
+        assert len(self._loading) <= self._max_loads and len(self._near) <= MAX_NEAR
         assert all(v.state is State.WANTED and v.host_offset is None for v in self._wanted.values())
         assert all(v.state is State.LOADING for v in self._loading.values())
         assert all(v.host_offset is not None for v in self._held.values())

@@ -98,6 +98,27 @@ def test_loads_are_bounded_and_those_of_the_least_served_tenant_come_first() -> 
     assert [load.ref.name for load in world.loads][0] == "poor"
 
 
+def test_fetches_leave_room_for_what_lies_on_the_disk() -> None:
+    """B-COLD-STALL between tiers: a store that is slow for some holds up nobody who was here."""
+    world = World(config(adapters=AdapterConfig(max_loads=3, max_fetches=2), host_bytes=5 * 4096))
+    world.submit("before", ref=adapter("before"))
+    world.run()
+    for i in range(5):  # they push it out of host memory and off the device
+        world.submit(f"other{i}", ref=adapter(f"other{i}", 8))
+        world.run()
+    assert tier(world, adapter("before")) is not Tier.HOST
+    world.load_s = 1000.0
+    for i in range(6):
+        world.submit(f"cold{i}", ref=adapter(f"cold{i}"))
+    world.step()
+    assert len(world.loading) == 2
+    world.load_s = 0.05
+    world.submit("again", ref=adapter("before"))
+    world.run_until(lambda: world.answers["again"].finish is not None)
+    assert world.answers["again"].finish is FinishReason.LENGTH
+    assert all(world.answers[f"cold{i}"].finish is None for i in range(6))
+
+
 def test_host_memory_makes_way_for_what_is_waited_for() -> None:
     world = World(config(host_bytes=3 * 4096))
     refs = [adapter(f"a{i}") for i in range(5)]
