@@ -44,9 +44,9 @@ class Model(Protocol):
         self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
     ) -> ReplicaStream: ...
 
-    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
-        """Tell every replica that these versions are retired; how many heard it. now: what runs on
-        them ends at once, with an error. Raises Unavailable where some can't be told in time."""
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
+        """Tell every replica that these versions are retired. now: what runs on them ends at once,
+        with an error. Raises Unavailable where some that live can't be told in time."""
         ...
 
     def hint(self, ref: AdapterRef, tenant: Tenant) -> None:

@@ -6,6 +6,7 @@ Here Ray's own exceptions end: what leaves is of `engine.errors`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
@@ -63,7 +64,7 @@ class RayReplicas:
             self._asking = asyncio.create_task(self._ask(timeout_s))
         return await asyncio.shield(self._asking)
 
-    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
         async def told(ref: AdapterRef) -> list[Any]:
             response = self._handle.broadcast("drop", adapter_to_wire(ref), now)
             answers: list[Any] = await response.results_async(
@@ -75,10 +76,10 @@ class RayReplicas:
             answers = await asyncio.gather(*(told(ref) for ref in refs))
         except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError) as error:
             raise Unavailable(f"Not every replica was told: {error}.", retry_after_s=1.0) from None
-        failed = [a for of_ref in answers for a in of_ref if isinstance(a, BaseException)]
-        if failed:
-            logger.warning("drop: %s", failed[0])
-        return max((sum(a is None for a in of_ref) for of_ref in answers), default=0)
+        for answer in itertools.chain.from_iterable(answers):
+            # What ran on a lost replica has ended.
+            if isinstance(answer, BaseException) and not isinstance(answer, LOST):
+                raise Unavailable(f"Not every replica was told: {answer}.", retry_after_s=1.0)
 
     async def _ask(self, timeout_s: float) -> list[Mapping[str, Any]]:
         return await self._broadcast(timeout_s, "status")

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from deployments.handles import RayReplicas
 from engine.errors import Unavailable
+from engine.types import adapter_to_wire
+from tests.support.replicas import adapter
 
 
 class Broadcast:
@@ -29,9 +32,10 @@ class Handle:
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
         self.broadcasts: list[Broadcast] = []
+        self.told: list[tuple[Any, ...]] = []
 
-    def broadcast(self, method: str) -> Broadcast:
-        assert method == "status"
+    def broadcast(self, method: str, *args: Any) -> Broadcast:
+        self.told.append((method, *args))
         self.broadcasts.append(Broadcast(self.answers))
         return self.broadcasts[-1]
 
@@ -61,3 +65,28 @@ async def test_no_answer_in_time_is_unavailable() -> None:
     replicas = RayReplicas(Handle([]))  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="in time"):
         await replicas.statuses(0.01)
+
+
+@pytest.mark.parametrize("answers", [[None, None], [None, ActorDiedError()], []])
+async def test_every_living_replica_is_told_of_what_is_retired(answers: list[Any]) -> None:
+    handle = Handle(answers)
+    refs = [adapter("one"), adapter("two")]
+    telling = asyncio.create_task(RayReplicas(handle).drop(refs, True, 30))  # type: ignore[arg-type]
+    await handle.asked(2)
+    for broadcast in handle.broadcasts:
+        broadcast.go.set()
+    await telling
+    assert handle.told == [("drop", adapter_to_wire(ref), True) for ref in refs]
+
+
+async def test_a_replica_that_was_not_told_is_no_success() -> None:
+    handle = Handle([None, ValueError("of another release")])
+    telling = asyncio.create_task(
+        RayReplicas(handle).drop([adapter("one")], True, 30)  # type: ignore[arg-type]
+    )
+    await handle.asked(1)
+    handle.broadcasts[0].go.set()
+    with pytest.raises(Unavailable, match="another release"):
+        await telling
+    with pytest.raises(Unavailable, match="Not every replica"):
+        await RayReplicas(Handle([])).drop([adapter("one")], True, 0.01)  # type: ignore[arg-type]

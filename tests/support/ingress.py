@@ -146,11 +146,10 @@ class ScriptedModel:
         self.streams.append(ScriptedStream(self.script(call)))
         return self.streams[-1]
 
-    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> int:
+    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
         self.drops.append((list(refs), now))
         if self.deaf is not None:
             raise self.deaf
-        return 1
 
     def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
         self.hints.append((ref, tenant))
