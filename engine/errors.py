@@ -14,7 +14,8 @@ LoraplexError                       500
 ├── UnsupportedDevice               500  no GPU here that this release can use
 ├── DeviceMemoryShort               500  the GPU has too little memory for this model and config
 ├── Unavailable                     503  ours to mend; trying again may help
-│   ├── AdapterUnavailable          503  its object can't be had at present
+│   ├── AdapterUnavailable          503  its object can't be had at present; the kinds of it and
+│   │                                    their codes are in adapters/store.py and s3_errors.py
 │   ├── ReplicaLost                 503  the replica is gone, or about to go
 │   └── CoreLost                    503  its core died while it had the request
 └── RequestTimeout                  504  over the request's deadline
