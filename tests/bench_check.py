@@ -73,6 +73,18 @@ COLD = Benchmark(
         ),
     ],
 )
+TURNS = Benchmark(
+    "turns",
+    ["engine.bench", "turns", "--model", str(MODEL), "--json"],
+    [
+        Figure(
+            "room for 8 of 32 adapters, of room for all",
+            lambda r: _row(r, "of_resident"),
+            0.6,
+            at_least=True,
+        ),
+    ],
+)
 STREAMS = Benchmark(
     "streams",
     ["deployments.bench", "streams"],
@@ -107,7 +119,7 @@ def main() -> int:
         [sys.executable, "-m", "deployments.quickstart", "prepare"], cwd=PROJECT, check=True
     )
     failed = 0
-    for benchmark in (DECODE, ISOLATION, COLD, STREAMS):
+    for benchmark in (DECODE, TURNS, ISOLATION, COLD, STREAMS):
         report = _run(benchmark)
         for figure in benchmark.figures:
             value = figure.value(report)

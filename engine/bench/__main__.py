@@ -2,7 +2,7 @@
 
 `python -m engine.bench --device cpu --model PATH --adapters 8 --json`
 
-On a GPU, with dummy weights: see `engine.bench.gpu`.
+On a GPU, with dummy weights: see `engine.bench.gpu`. More adapters than room: `engine.bench.turns`.
 
 The three take turns step by step in one process, at equal lengths, so that whatever else the
 machine does meets them alike. A rate is batch / median seconds of a step in which all rows decode.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.bench import gpu
+from engine.bench import gpu, turns
 from engine.bench.ours import MAX_AHEAD, OurEngine, bench_config, random_adapter
 from engine.bench.plain import PlainLoop
 from engine.model.spec import BackboneSpec
@@ -139,7 +139,9 @@ def _fastest_dtype() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in gpu.COMMANDS:
+    if sys.argv[1:2] == ["turns"]:
+        turns.main(sys.argv[2:])
+    elif sys.argv[1:2] and sys.argv[1] in gpu.COMMANDS:
         gpu.main(sys.argv[1:])
     else:
         main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import torch
 
@@ -20,7 +20,7 @@ from engine.config import (
 )
 from engine.cpu_runner import CpuRunner
 from engine.engine import Engine, build_engine
-from engine.messages import Load, LoadDone, Output
+from engine.messages import Load, LoadDone, SequenceOutput
 from engine.model.modules import LAYER_MODULES
 from engine.model.spec import BackboneSpec
 from engine.types import AdapterRef, Request, SamplingParams, Tenant
@@ -68,19 +68,25 @@ def random_adapter(spec: BackboneSpec, rank: int, kinds: tuple[str, ...]) -> Ada
     return Adapter(weights, spec.modules)
 
 
-class OurEngine:
-    """The whole engine: scheduler, arena, adapter cache and CPU runner."""
+class LoadedEngine:
+    """The whole engine: scheduler, arena, adapter cache and CPU runner, its loads answered at once.
 
-    def __init__(self, config: EngineConfig, adapters: list[Adapter]) -> None:
+    refs: one of each adapter, all of the tenant "bench"
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        adapters: list[Adapter],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         host = memoryview(bytearray(HOST_BYTES))
         self._host = host
         self._dtype = DTYPES[config.model.dtype]
         self.runner = CpuRunner(config, host)
-        self._engine: Engine = build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
+        self._engine: Engine = build_engine(config, self.runner, BASE_REVISION, clock)
         self._tenant = Tenant("bench")
         self._adapters = {f"digest-{i}": adapter for i, adapter in enumerate(adapters)}
-        self._numbers = itertools.count()
-        self.tokens: list[list[int]] = []
         self.refs = [
             AdapterRef(
                 self._tenant.id,
@@ -94,6 +100,37 @@ class OurEngine:
             )
             for i, adapter in enumerate(adapters)
         ]
+
+    def submit(self, request: Request) -> None:
+        self._engine.submit(request)
+
+    def step(self) -> tuple[SequenceOutput, ...]:
+        """One turn of the loop. Raises RuntimeError where a request ends with an error."""
+        output = self._engine.step()
+        if output is None:
+            return ()
+        for load in output.loads:
+            self._engine.deliver(self._load(load))
+        for part in output.sequences:
+            if part.error is not None:
+                raise RuntimeError(part.error.message)
+        return output.sequences
+
+    def _load(self, load: Load) -> LoadDone:
+        adapter = self._adapters[load.ref.digest]
+        layout: AdapterLayout = adapter.layout()
+        room = self._host[load.host_offset : load.host_offset + load.num_bytes]
+        pack(adapter, layout, self._dtype, room)
+        return LoadDone(load.load_id, load.ref.key, layout, None, 0.0, False)
+
+
+class OurEngine(LoadedEngine):
+    """With rows that decode side by side."""
+
+    def __init__(self, config: EngineConfig, adapters: list[Adapter]) -> None:
+        super().__init__(config, adapters)
+        self._numbers = itertools.count()
+        self.tokens: list[list[int]] = []
 
     def decode(
         self, prompts: list[list[int]], refs: list[AdapterRef | None], num_tokens: int
@@ -110,10 +147,11 @@ class OurEngine:
         try:
             while True:
                 start = time.perf_counter()
-                output = self._engine.step()
+                parts = self.step()
                 seconds = time.perf_counter() - start
-                all_decode = output is not None and len(output.sequences) == len(ids)
-                self._take(output, told)
+                all_decode = len(parts) == len(ids)
+                for part in parts:
+                    told[part.request_id] += part.tokens
                 if all_decode:
                     yield seconds
         finally:
@@ -122,20 +160,3 @@ class OurEngine:
             while self._engine.step() is not None:
                 pass
             self.tokens = [tokens[:num_tokens] for tokens in told.values()]
-
-    def _take(self, output: Output | None, told: dict[str, list[int]]) -> None:
-        if output is None:
-            return
-        for load in output.loads:
-            self._engine.deliver(self._load(load))
-        for part in output.sequences:
-            if part.error is not None:
-                raise RuntimeError(part.error.message)
-            told[part.request_id] += part.tokens
-
-    def _load(self, load: Load) -> LoadDone:
-        adapter = self._adapters[load.ref.digest]
-        layout: AdapterLayout = adapter.layout()
-        room = self._host[load.host_offset : load.host_offset + load.num_bytes]
-        pack(adapter, layout, self._dtype, room)
-        return LoadDone(load.load_id, load.ref.key, layout, None, 0.0, False)
