@@ -201,9 +201,9 @@ def retire(
         answer = service.retire(tenant, name, version, now)
     what = answer["model"] if version is None else f"{version} of {answer['model']}"
     show(answer, as_json, f"Retired {what}.")
-    warn(
-        [f"{d[:12]} is served under another name too and goes on there." for d in answer["shared"]]
-    )
+    if not as_json:
+        shared = [d[:12] for d in answer["shared"]]
+        warn([f"{d} is served under another name too and goes on there." for d in shared])
 
 
 @adapters_app.command("download")
