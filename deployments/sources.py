@@ -82,7 +82,10 @@ class Sources:
         except ObjectMissing:
             there = [key.removeprefix(f"{prefix}/") for key in store.list(f"{prefix}/")]
             if not there:
-                raise NotFound("There is nothing under that prefix.", param="prefix") from None
+                raise NotFound(
+                    "There is nothing under that prefix. Put the adapter's two files there first.",
+                    param="prefix",
+                ) from None
             raise missing_file(path.name, there) from None
 
 

@@ -98,7 +98,7 @@ class AdapterRecord:
             )
         raise NotFound(
             f"{self.model} has no version or alias {selector[:80]!r}, or more than one version that"
-            " begins so.",
+            " begins so. `loraplex adapters show` lists them.",
             param="version",
         )
 
@@ -278,7 +278,8 @@ class AdapterRecord:
     def _alias(self, name: str) -> Alias:
         alias = self.aliases.get(name)
         if alias is None:
-            raise NotFound(f"{self.model} has no alias {name[:80]!r}.", param="as")
+            known = ", ".join(sorted(self.aliases)) or "none"
+            raise NotFound(f"{self.model} has no alias {name[:80]!r}; it has: {known}.", param="as")
         return alias
 
     def _with_alias(self, name: str, alias: Alias) -> AdapterRecord:
