@@ -82,15 +82,14 @@ class AdapterRecord:
     def find(self, selector: str) -> VersionRecord:
         """The live version that an admin means by a digest's beginning or an alias.
 
-        Raises NotFound, also for a tombstone, in words of its own.
+        Raises NotFound; Conflict for a tombstone.
         """
         digest = self._pick(selector, lambda: 1.0)
         version = None if digest is None else self.version(digest)
         if version is not None and version.live:
             return version
-        tombs = [*(v.ref.digest for v in self.versions if not v.live)]
-        tombs += [c.digest for c in self.condemned]
-        if is_digest(selector) and any(d.startswith(selector) for d in tombs):
+        dead = {v.ref.digest for v in self.tombstones()} | {c.digest for c in self.condemned}
+        if is_digest(selector) and any(d.startswith(selector) for d in dead):
             raise Conflict(
                 f"Version {selector[:12]} of {self.model} is retired. Publish its bytes again.",
                 code="version_retired",
@@ -103,14 +102,13 @@ class AdapterRecord:
         )
 
     def tombstones(self, selector: str | None = None) -> list[VersionRecord]:
-        """Retired versions, all or those that the beginning of a digest means."""
-        dead = [v for v in self.versions if not v.live]
-        if selector is None:
-            return dead
-        live = is_digest(selector) and self._pick(selector, lambda: 1.0) is not None
-        if live or not is_digest(selector):
+        """Retired versions: all, or those that the beginning of a digest means where no live one
+        begins so."""
+        begin = selector or ""
+        found = [v for v in self.versions if v.ref.digest.startswith(begin)]
+        if selector is not None and (not is_digest(begin) or any(v.live for v in found)):
             return []
-        return [v for v in dead if v.ref.digest.startswith(selector)]
+        return [v for v in found if not v.live]
 
     def _pick(self, selector: str | None, at: Callable[[], float]) -> str | None:
         if selector is not None and is_digest(selector):

@@ -175,7 +175,11 @@ def test_retired_versions_say_so():
     assert record.find(digest(2)).ref.digest == digest(2)
     with pytest.raises(NotFound):
         record.find("f" * 10)
+    assert [v.ref.digest for v in record.tombstones(digest(1))] == [digest(1)]
+    assert record.tombstones(digest(1)[:12]) == []  # a live one begins so too
+    assert record.tombstones("production") == record.tombstones("f" * 8) == []
     gone = record.retired(9.5, "eve")
+    assert len(gone.tombstones()) == len(gone.tombstones(digest(1)[:12])) == 2
     assert gone.status == "retired" and gone.ref is None
     assert [(v.retired_s, v.retired_by) for v in gone.versions] == [(9.0, "bob"), (9.5, "eve")]
 
