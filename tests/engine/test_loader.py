@@ -221,6 +221,18 @@ def test_a_remote_version_is_fetched_once(keeping, host):
     assert loads.load(order(ref)).error is None
 
 
+def test_a_retired_version_leaves_the_disk(keeping, host):
+    ref = keeping.publish(lora_tensors(keeping.spec)).ref
+    loads = loader(keeping, host, remote(keeping))
+    loads.load(order(ref))
+    copy = keeping.root / "disk" / "versions" / "acme" / ref.digest
+    assert copy.exists()
+    loads.discard(ref)
+    loads.discard(ref)
+    assert not copy.exists()
+    assert not loads.load(order(ref)).from_disk
+
+
 @pytest.mark.parametrize("part", [TENSORS, MANIFEST])
 def test_a_bad_copy_on_disk_is_fetched_again(keeping, host, part):
     ref = keeping.publish(lora_tensors(keeping.spec)).ref

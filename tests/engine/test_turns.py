@@ -143,3 +143,24 @@ def test_twice_as_many_adapters_as_places_in_turn_neither_wait_long_nor_stall_ot
     times = world.answers["base"].times
     assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= STEP_S + 0.002
     assert len(world.loads) == 16, "host memory keeps what the device can't"
+
+
+def test_an_adapter_as_large_as_all_the_room_gets_in_among_small_ones_that_come_and_go() -> None:
+    """Whoever is small enough for what comes free would overtake it for ever."""
+    world = world_of(8, 2, rows=8)
+    rng = random.Random(3)
+    small = [adapter(f"s{i}", 2, f"t{i}") for i in range(24)]
+    clients = Clients(world, 16, lambda _: rng.choice(small), lambda: rng.randint(5, 30))
+    clients.run(4.0)
+    large = adapter("large", 16, "t-large")
+    for number in range(3):
+        asked_s, name = world.clock(), f"large-{number}"
+        world.submit(name, tenant="t-large", prompt=4, max_tokens=5, ref=large)
+        while not world.answers[name].times:
+            clients.turn()
+            world.step()
+            assert world.clock() < asked_s + 30.0, "it starves"
+        wait_s = world.answers[name].times[0] - asked_s
+        assert wait_s <= BOUND_S + LOAD_S + UPLOAD_S + 30 * STEP_S
+        clients.run(world.clock() + 4.0)
+    world.engine.scheduler.check()

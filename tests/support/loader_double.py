@@ -1,7 +1,8 @@
 """A loader for tests of the processes around it: `python -m tests.support.loader_double`.
 
 It loads nothing. An adapter named `killer` ends it at once; one named `held` is answered when the
-file that its uri names exists; any other at once.
+file that its uri names exists; any other at once. Discarding one deletes the file that its uri
+names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from engine.adapters.layout import AdapterLayout
 from engine.channel import Channel
 from engine.child import attach
-from engine.messages import Load, LoadDone
+from engine.messages import Discard, Load, LoadDone
 
 
 def answer(channel: Channel, load: Load) -> None:
@@ -26,7 +27,9 @@ def main() -> None:
     held: list[Load] = []
     while not channel.closed:
         for load in channel.take():
-            if load.ref.name == "killer":
+            if isinstance(load, Discard):
+                Path(load.ref.uri).unlink(missing_ok=True)
+            elif load.ref.name == "killer":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif load.ref.name == "held":
                 held.append(load)
