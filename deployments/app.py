@@ -11,7 +11,6 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import ray
 from fastapi import FastAPI
@@ -21,8 +20,9 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import AppConfig, ConfigError, load
 from deployments.config_sections import ReplicaSection
 from deployments.handles import RayControl, RayReplicas
+from deployments.hosts import check_here, check_hosts, home_node, node_here, num_nodes
 from deployments.ingress import Parts, create_app
-from deployments.registry import open_registry, redis_url
+from deployments.registry import open_registry
 from deployments.replica import Replica
 from engine.adapters.store import open_store
 from engine.model.revision import base_revision
@@ -44,7 +44,9 @@ class Ingress:
         revision: str,
         replicas: DeploymentHandle[Any],
         control: DeploymentHandle[Any],
+        home: str,
     ) -> None:
+        check_here(home, node_here)
         self._parts = Parts(
             config=config,
             base_revision=revision,
@@ -62,11 +64,11 @@ class Ingress:
 class ControlHost:
     """Control, imported where it runs: nothing else here needs torch."""
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, home: str) -> None:
         from deployments.control import Control  # noqa: PLC0415
 
+        check_here(home, node_here)
         self._control = Control(config)
-
         self._sweeping: asyncio.Task[None] | None = None
 
     async def check_health(self) -> None:
@@ -96,14 +98,18 @@ def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Applic
 
     Raises ConfigError for what can't be served.
     """
-    _check_one_host(config)
+    open_registry(config.registry_url).close()  # what can't be opened is told here
+    check_hosts(config, num_nodes())
+    home = home_node(config, node_here)
     config = config.placed(usable_gpus())
     revision = base_revision(config.base.path, config.base.revision)
-    replicas = _replica_deployment(config, replica).bind(config.replica_config(revision))
+    replicas = _replica_deployment(config, replica).bind(config.replica_config(revision, home))
     control = serve.deployment(
         name="Control", num_replicas=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0}
     )(ControlHost)
-    return _ingress_deployment(config).bind(config, revision, replicas, control.bind(config))
+    return _ingress_deployment(config).bind(
+        config, revision, replicas, control.bind(config, home), home
+    )
 
 
 def _config(args: dict[str, Any]) -> AppConfig:
@@ -112,35 +118,6 @@ def _config(args: dict[str, Any]) -> AppConfig:
     if len(args) > 1:
         raise ConfigError("args: give either `config` (a path) or the keys themselves.")
     return load(Path(args["config"]))
-
-
-def _check_one_host(config: AppConfig) -> None:
-    open_registry(config.registry_url).close()  # what can't be opened is told here
-    check_hosts(config, _num_nodes() if ray.is_initialized() else 1)
-
-
-def check_hosts(config: AppConfig, num_nodes: int) -> None:
-    """The embedded registry and store are files of one machine: raises ConfigError where Ray has
-    more nodes than that."""
-    if num_nodes <= 1:
-        return
-    if config.registry_url.startswith("sqlite:"):
-        raise ConfigError(
-            f"Ray has {num_nodes} nodes, and the registry is a file of one of them. Name one that"
-            f" all reach: registry: {redis_url.EXAMPLES}."
-        )
-    if config.store_url.startswith("file:") and "shared=true" not in urlsplit(
-        config.store_url
-    ).query.split("&"):
-        raise ConfigError(
-            f"Ray has {num_nodes} nodes, and the store is a folder of one of them. Name one they"
-            " all reach: store: s3://bucket/prefix; or, for a folder mounted on all of them at"
-            " the same place, store: file:///folder?shared=true."
-        )
-
-
-def _num_nodes() -> int:
-    return sum(bool(n["Alive"]) for n in ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def usable_gpus() -> float:

@@ -43,6 +43,8 @@ from engine.config import (
 )
 from engine.errors import InvalidRequest, LoraplexError
 
+APPLICATION = "deployments.app:build"
+"""As a Serve config names it in `import_path`."""
 _MIB = 1 << 20
 _DEFAULT_CONTEXT = 2048
 
@@ -152,7 +154,7 @@ class AppConfig(Section):
             adapters=replica.adapters,
         )
 
-    def replica_config(self, base_revision: str) -> ReplicaConfig:
+    def replica_config(self, base_revision: str, home_node: str = "") -> ReplicaConfig:
         """What every replica is given. Raises ConfigError."""
         section = self.replica
         return ReplicaConfig(
@@ -162,6 +164,7 @@ class AppConfig(Section):
             stream_interval_s=section.stream_interval_s,
             startup_timeout_s=section.startup_timeout_s,
             stall_s=section.stall_s,
+            home_node=home_node,
         )
 
     def _device(self) -> Device:
@@ -212,11 +215,14 @@ def load(
     """Read a YAML file or a mapping of the same shape.
 
     Relative paths start at LORAPLEX_HOME where that is set, else at the file's folder, else (for a
-    mapping) at the working folder. Raises ConfigError.
+    mapping) at the working folder. Of a Serve config (`deployments/cluster.yaml`) the arguments of
+    our application count, as a mapping. Raises ConfigError.
     """
     env = os.environ if environ is None else environ
     if isinstance(source, Path):
         values, home = _read_yaml(source), source.resolve().parent
+        if "applications" in values:
+            return load(_arguments(values, source), environ=env)
     else:
         values, home = dict(source), Path.cwd()
     home = Path(env["LORAPLEX_HOME"]).resolve() if env.get("LORAPLEX_HOME") else home
@@ -257,6 +263,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"Configuration {path} is not a mapping of keys to values.")
     return values
+
+
+def _arguments(serve_config: Mapping[str, Any], path: Path) -> Path | dict[str, Any]:
+    """What our application's `args` are: a mapping, or a path of another file."""
+    applications = serve_config["applications"]
+    for application in applications if isinstance(applications, list) else ():
+        if isinstance(application, dict) and application.get("import_path") == APPLICATION:
+            args = application.get("args") or {}
+            return Path(args["config"]) if "config" in args else dict(args)
+    raise ConfigError(f"Configuration {path} has no application with import_path {APPLICATION}.")
 
 
 def _absolute(config: AppConfig, home: Path) -> AppConfig:

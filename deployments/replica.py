@@ -18,6 +18,7 @@ from typing import Any
 from deployments.calls import Call, Pace
 from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
+from deployments.hosts import check_here, node_here
 from deployments.replica_config import ReplicaConfig
 from deployments.streams import Event, Stream, error_event
 from deployments.tier_orders import place_of, read_pins, read_prefetch
@@ -61,6 +62,7 @@ class Replica:
         core: str = CORE,
         loader: str = LOADER,
     ) -> None:
+        check_here(config.home_node, node_here)
         self._config = config
         self._clock = clock
         self._slot = slot or serve_rank

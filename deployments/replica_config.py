@@ -20,6 +20,7 @@ class ReplicaConfig:
     stall_s            a core silent for so long is unhealthy (it reports once a second at least,
                        but for a step longer than that)
     drain_s            after the core's death, how long error events may take to be picked up
+    home_node          the only Ray node that it may run on (`deployments.hosts`); empty: any
     """
 
     engine: EngineConfig
@@ -30,3 +31,4 @@ class ReplicaConfig:
     startup_timeout_s: float = 600.0
     stall_s: float = 30.0
     drain_s: float = 0.3
+    home_node: str = ""

@@ -223,3 +223,26 @@ def test_client_config_reads_the_environment():
     env = {"LORAPLEX_URL": "http://x:1", "LORAPLEX_ADMIN_KEY": "lp-k"}
     assert ClientConfig.from_environment(env) == ClientConfig("http://x:1", "lp-k")
     assert ClientConfig.from_environment({}).url == "http://127.0.0.1:8000"
+
+
+def test_a_serve_config_is_read_for_its_arguments(tmp_path, project):
+    cluster = load(project / "deployments" / "cluster.yaml", environ={})
+    assert cluster.registry.startswith("redis://") and cluster.store.startswith("s3://")
+    assert cluster.replica.device == "cuda"
+    quick = load(
+        project / "deployments" / "quickstart.yaml", environ={"LORAPLEX_HOME": str(tmp_path)}
+    )
+    assert quick.data_dir == tmp_path / ".loraplex" / "quickstart"
+    inner, outer = tmp_path / "inner.yaml", tmp_path / "outer.yaml"
+    inner.write_text(json.dumps(MINIMAL))
+    application = {"import_path": "deployments.app:build", "args": {"config": str(inner)}}
+    outer.write_text(json.dumps({"applications": [application]}))
+    assert load(outer, environ={}).data_dir == tmp_path / "data"
+
+
+@pytest.mark.parametrize("applications", [[], None, ["x"], [{"import_path": "other:app"}]])
+def test_a_serve_config_of_others_is_refused(tmp_path, applications):
+    path = tmp_path / "serve.yaml"
+    path.write_text(json.dumps({"applications": applications}))
+    with pytest.raises(ConfigError, match="import_path deployments.app:build"):
+        load(path, environ={})

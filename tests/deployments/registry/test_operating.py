@@ -9,9 +9,9 @@ import stat
 import pytest
 from typer.testing import CliRunner
 
-from deployments.app import check_hosts
 from deployments.cli import app
 from deployments.config import ConfigError, load
+from deployments.hosts import check_here, check_hosts, home_node
 from deployments.registry import open_registry
 from deployments.registry.backup import back_up, bring_back
 from deployments.registry.registry import ABSENT, Gone
@@ -214,3 +214,15 @@ def test_more_nodes_need_what_all_of_them_reach(registry, store, says):
 def test_what_all_nodes_reach_is_good_for_any_number():
     check_hosts(config("redis://h", "s3://bucket/prefix"), 9)
     check_hosts(config("redis://h", "file:///mnt/x?shared=true"), 9)
+
+
+def test_a_process_on_a_node_that_joined_later_says_why_it_cannot_start():
+    """Files bind a service to the node that it was built on; servers bind it to none."""
+    for embedded in (config("", "s3://bucket"), config("redis://h", "")):
+        home = home_node(embedded, lambda: "node-a")
+        assert home == "node-a"
+        check_here(home, lambda: "node-a")
+        with pytest.raises(ConfigError, match="joined later.*redis://.*s3://"):
+            check_here(home, lambda: "node-b")
+    free = home_node(config("redis://h", "s3://bucket/prefix"), lambda: "node-a")
+    check_here(free, lambda: "node-b")
