@@ -20,7 +20,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.adapter_views import adapter_view, resident_view
-from deployments.adapters import Adapters, Placing
+from deployments.adapters import Adapters, Placing, unused
 from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import BODY_TIMEOUT_S, read_json
@@ -235,7 +235,8 @@ class AdapterRoutes:
         caller = self._scope(await self._caller(request), tenant, name)
         record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
-        refs = await asyncio.to_thread(self.adapters.unused, record, version)
+        await self.catalog.refresh()
+        refs = unused(record, version, self.catalog.adapters(tenant))
         await self._drop(refs, now)
         dead = {v.ref.digest for v in record.tombstones(version)}
         shared = sorted(dead - {ref.digest for ref in refs})

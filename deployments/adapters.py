@@ -194,13 +194,6 @@ class Adapters:
             self._sidecars.remove(buried)
         return record
 
-    def unused(self, record: AdapterRecord, version: str | None = None) -> list[AdapterRef]:
-        """The retired versions of an adapter, or the one that `version` begins, that no other name
-        of its tenant serves."""
-        records, _ = self.page(record.tenant, "", None)
-        used = {v.ref.digest for r in records for v in r.versions if v.live}
-        return [v.ref for v in record.tombstones(version) if v.ref.digest not in used]
-
     def swept(self, tenant: str, name: str, digests: Iterable[str]) -> None:
         """The objects of these are gone: a record need not remember them."""
         removed = frozenset(digests)
@@ -284,6 +277,15 @@ class Adapters:
                 code="object_not_whole",
                 param="version",
             )
+
+
+def unused(
+    record: AdapterRecord, version: str | None, others: Iterable[AdapterRecord]
+) -> list[AdapterRef]:
+    """The retired versions of an adapter, or those that `version` begins, whose bytes none of its
+    tenant's other adapters serves."""
+    used = {v.ref.digest for r in others if r.name != record.name for v in r.versions if v.live}
+    return [v.ref for v in record.tombstones(version) if v.ref.digest not in used]
 
 
 def _is_live(record: AdapterRecord, version: VersionRecord) -> bool:

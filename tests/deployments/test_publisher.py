@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from deployments.adapters import unused
 from deployments.import_folder import ImportFolder
 from deployments.judge import PublishPolicy
 from deployments.registry.adapter_record import AdapterRecord
@@ -152,7 +153,7 @@ def test_a_retired_name_is_a_tombstone_until_it_is_published_again(keeping):
     tensors = lora_tensors(keeping.spec)
     digest = keeping.publish(tensors).ref.digest
     gone = keeping.adapters.retire("acme", "bot", "bob")
-    assert [ref.digest for ref in keeping.adapters.unused(gone)] == [digest]
+    assert [ref.digest for ref in unused(gone, None, [])] == [digest]
     assert gone.status == "retired" and gone.ref is None
     assert (gone.versions[0].retired_by, gone.versions[0].retired_s) == ("bob", 100.0)
     assert keeping.adapters.retire("acme", "bot", "eve") == gone
