@@ -44,17 +44,19 @@ class Retired:
 
     def leaving(self, versions: Mapping[str, Version], now: float) -> Iterator[AdapterRef]:
         """Retired versions that nobody uses, again for each time that a late request brought one
-        back. The caller drops their copies, or those that the cache still has to finish loading."""
+        back. The caller drops what it can of each as it comes; of one that is gone, the disk's
+        copy, which is then asked for by a `yield` of its own."""
         for key, mark in list(self._marks.items()):
             version = versions.get(key)
             if version is not None:
                 mark.is_gone = False
                 if version.is_unused:
                     yield mark.ref
-            elif not mark.is_gone:
+            if key not in versions and not mark.is_gone:
                 mark.is_gone = True
                 yield mark.ref
-            elif now >= mark.until_s:
+            # In the same turn as it went: whoever publishes it again has it back for good.
+            if mark.is_gone and now >= mark.until_s:
                 del self._marks[key]
 
 

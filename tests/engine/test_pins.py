@@ -201,3 +201,19 @@ def test_five_hundred_versions_of_one_name_leave_nothing_behind() -> None:
         "pinned": [],
     }
     assert len(world.discards) == 499
+
+
+def test_a_version_published_again_and_pinned_stays_once_the_mark_is_gone() -> None:
+    world = small()
+    ref = adapter("a", 2)
+    pins = SetPins((Pin(ref, on_device=True),))
+    world.engine.deliver(pins)
+    world.run_until(lambda: world.residency.pinned == (ref.key,))
+    world.engine.deliver(Drop(ref))
+    settle(world, 0.2)
+    assert tier(world, ref) is Tier.COLD
+    world.engine.deliver(pins)
+    settle(world, MARK_S + 1.0)
+    num_loads = len(world.loads)
+    settle(world, 5.0)
+    assert world.residency.pinned == (ref.key,) and len(world.loads) == num_loads
