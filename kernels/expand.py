@@ -5,7 +5,7 @@ Semantics, for row n of a block and column o of slice t::
     y[n, first[t] + o] += scale * (sum over r of (sum over p of part[p, n, t * RCAP + r]) B_t[r, o]
                                    + bias_t[o])
 
-The grid is (block, tile of columns), tiles counted slice by slice so that none crosses a border.
+The grid is (tile of columns, block), tiles counted slice by slice so that none crosses a border.
 Rows whose term is exactly zero keep y's bits.
 """
 
@@ -61,9 +61,9 @@ def expand_kernel(
     ALIGN: tl.constexpr,  # a divisor of all widths
     EXACT: tl.constexpr,
 ):
-    s = tl.program_id(0)
+    s = tl.program_id(1)
     n = block_of(rows, s, num_rows, M, True)
-    t, base, width, first = tile_of(tl.program_id(1), W0, W1, W2, BN, ALIGN)
+    t, base, width, first = tile_of(tl.program_id(0), W0, W1, W2, BN, ALIGN)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     rank = rank_of(entry)
     if rank > 0:

@@ -6,7 +6,7 @@ Semantics (factor[n] is the row's 1 / rms, 1 without squares; deltas 0 without a
     u[n, i] = factor[n] * y[n, I + i] + delta_up[n, i]   + bias[I + i]
     out[n, i] = silu(g[n, i]) * u[n, i]
 
-Grid (block of rows, tile of I). y is read once and never written: adding the term to it in place
+Grid (tile of I, block of rows). y is read once and never written: adding the term to it in place
 would move its bytes twice more, at 256 rows of an 8B model more than all else of the term.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from kernels.lora_gpu import Term
 from kernels.norm import Squares
@@ -23,7 +24,6 @@ from kernels.tile import (
     RANKS,
     b_of,
     block_of,
-    load_squares,
     norm_factor,
     part_sums,
     rank_of,
@@ -34,6 +34,13 @@ from kernels.tile import (
 from kernels.tuning import Tile
 
 
+@triton.jit
+def _silu(g, EXACT: tl.constexpr):
+    if EXACT:
+        return g / (1.0 + tl.exp(-g))
+    return libdevice.fast_dividef(g, 1.0 + libdevice.fast_expf(-g))
+
+
 @triton.jit(do_not_specialize=["module"])
 def _gate(
     y,  # [N, 2 I]
@@ -42,11 +49,11 @@ def _gate(
     squares,  # [N, PARTS] float32 where NORM
     eps, part, arena, entries, rows, module, num_modules, num_rows, INNER: tl.constexpr,
     BIAS: tl.constexpr, NORM: tl.constexpr, H: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_CEIL: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr,
+    LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr,
     RCAP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    s = tl.program_id(0)
-    j = tl.program_id(1)
+    j = tl.program_id(0)
+    s = tl.program_id(1)
     n = block_of(rows, s, num_rows, M, LORA)
     i = j * BN + tl.arange(0, BN)
     # All loads first: whatever is added up across threads waits for the loads before it.
@@ -57,8 +64,9 @@ def _gate(
     if BIAS:
         bias_g = tl.load(bias + i, mask=i < INNER, other=0.0).to(tl.float32)
         bias_u = tl.load(bias + INNER + i, mask=i < INNER, other=0.0).to(tl.float32)
+    factor = tl.full((M,), 1.0, tl.float32)
     if NORM:
-        parts = load_squares(squares, n, PARTS, PARTS_CEIL)
+        factor = norm_factor(squares, n, eps, H, PARTS)
     if LORA:
         gate = entries + (s.to(tl.int64) * num_modules + module) * 6
         up = gate + 6
@@ -68,9 +76,6 @@ def _gate(
         b_u = weights(b_of(arena, up), 0, rank_u, i, INNER, RANKS)
         h_g = part_sums(part, 0, rank_g, n, num_rows, SPLIT, STRIDE, M, RANKS)
         h_u = part_sums(part + RCAP, 0, rank_u, n, num_rows, SPLIT, STRIDE, M, RANKS)
-    factor = tl.full((M,), 1.0, tl.float32)
-    if NORM:
-        factor = norm_factor(parts, eps, H, M, PARTS_CEIL)
     if LORA:
         g = with_term(
             g, b_g, h_g, part, arena, gate, rank_g, n, factor, i, INNER, num_rows,
@@ -86,7 +91,7 @@ def _gate(
     if BIAS:
         g += bias_g[None, :]
         u += bias_u[None, :]
-    gated = (g / (1.0 + tl.exp(-g)) * u).to(out.dtype.element_ty)
+    gated = (_silu(g, EXACT) * u).to(out.dtype.element_ty)
     where = out + tl.maximum(n, 0)[:, None] * INNER + i[None, :]
     tl.store(where, gated, mask=mask)
 
@@ -101,9 +106,9 @@ def silu_gate(
 ) -> None:
     """y [N, 2 I] contiguous, out [N, I] contiguous: written."""
     tiles = triton.cdiv(out.shape[1], tile.width)
-    args = rowwise("gate", out, term)
-    pointer, eps, norm = normalised(squares, y)
-    _gate[(args.num_blocks, tiles)](
+    args = rowwise(out, tile, term)
+    pointer, eps, norm = normalised(squares, y, term)
+    _gate[(tiles, args.num_blocks)](
         y,
         y if bias is None else bias,
         out,

@@ -17,26 +17,30 @@ import torch
 import triton
 
 from kernels.blocks import RowBlocks
-from kernels.entries import gather_entries
+from kernels.entries import sort_blocks
 from kernels.expand import expand_kernel
+from kernels.norm import Squares
 from kernels.segments import Ints
 from kernels.shrink import lookup_kernel, shrink_kernel
 from kernels.table import COLUMNS
-from kernels.tile import RANKS, interpreted
-from kernels.tuning import Tuning, max_registers, tuning_for
+from kernels.tile import RANKS, is_exact
+from kernels.tuning import Tuning, tuning_for
 
 MAX_SLICES = 3
+MAX_BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
     """What is left of a shrink for whoever adds the term.
 
+    factors  [N] float32: what the rows' projections are multiplied by; None: not known
     part     [parts, N, stride] float32, a slice's ranks from slice x rank_cap on
-    entries  [S, M, 6]; module: the first of the group's
+    entries  [S, M, 6], blocks: in the order of `sort_blocks`; module: the first of the group's
     """
 
     part: torch.Tensor
+    factors: torch.Tensor | None
     arena: torch.Tensor
     entries: torch.Tensor
     blocks: RowBlocks
@@ -81,10 +85,12 @@ class LoraGpu:
         self.parts = torch.empty(
             num_workspaces, self.part_rows * MAX_SLICES * self.rank_cap, device=device
         )
+        self.factors = torch.empty(num_workspaces, max_rows, device=device)
         shape = (max_blocks, table.shape[1], COLUMNS)
         self.entries = torch.zeros(shape, dtype=torch.int64, device=device)
-        # The interpreter's bf16 products are wrong; float32 must not be rounded to tf32.
-        self.exact = arena.dtype == torch.float32 or interpreted()
+        self.rows = torch.empty(max_blocks * MAX_BLOCK_ROWS, dtype=torch.int32, device=device)
+        self.weights = torch.empty(max_blocks, dtype=torch.int64, device=device)
+        self.exact = is_exact(arena.dtype)
 
     def tuning(self, blocks: RowBlocks) -> Tuning:
         """Of a graph with such blocks."""
@@ -100,30 +106,46 @@ class BoundLoraGpu:
         self._of = of
         self.blocks = blocks
         self.tuning = of.tuning(blocks)
-        self._entries = of.entries[: blocks.num_blocks]
+        num, block_rows = blocks.num_blocks, blocks.block_rows
+        self._entries = of.entries[:num]
+        rows = of.rows[: num * block_rows].view(num, block_rows)
+        self._sorted = RowBlocks(blocks.num_rows, rows, blocks.adapters)
 
     def begin(self) -> None:
-        """Read the table for this step's blocks."""
-        gather_entries(self._of.table, self.blocks.adapters, self._entries)
+        """Read the table for this step's blocks, which are sorted so that large ranks come first.
 
-    def shrink(self, modules: Sequence[int], x: torch.Tensor, workspace: int = 0) -> Term:
-        """x A of consecutive `modules` that share x [N, in], into a workspace."""
+        A kernel takes as long as its slowest program, which had better not start last.
+        """
+        of, blocks = self._of, self.blocks
+        sort_blocks(of.table, blocks, of.weights, self._sorted.rows, self._entries)
+
+    def shrink(
+        self,
+        modules: Sequence[int],
+        x: torch.Tensor,
+        workspace: int = 0,
+        squares: Squares | None = None,
+    ) -> Term:
+        """x A of consecutive `modules` that share x [N, in], into a workspace. squares: of x, where
+        what is projected is to be normalised."""
         of, blocks, tile = self._of, self.blocks, self.tuning.shrink
         k = x.shape[1]
-        parts = self.tuning.num_parts(
-            blocks.num_blocks * len(modules), k, of.part_rows // blocks.num_rows
-        )
-        term = self.term(modules, workspace, parts)
-        shrink_kernel[(blocks.num_blocks, parts, len(modules))](
+        parts = self.num_parts(modules, x)
+        term = self.term(modules, workspace, parts, squares)
+        shrink_kernel[(parts, len(modules), blocks.num_blocks)](
             x,
             of.arena,
             self._entries,
-            blocks.rows,
+            self._sorted.rows,
             term.part,
+            x if squares is None else squares.parts,
+            x if term.factors is None else term.factors,
+            0.0 if squares is None else squares.eps,
             modules[0],
             self._entries.shape[1],
             blocks.num_rows,
             x.stride(0),
+            PARTS=0 if squares is None else squares.num_parts,
             K=k,
             SPLIT=parts,
             STRIDE=term.stride,
@@ -133,9 +155,15 @@ class BoundLoraGpu:
             STAGES=tile.stages,
             EXACT=of.exact,
             num_warps=tile.warps,
-            maxnreg=max_registers("shrink", blocks.block_rows, of.rank_cap),
+            maxnreg=tile.registers if of.rank_cap > RANKS.value else None,
         )
         return term
+
+    def num_parts(self, modules: Sequence[int], x: torch.Tensor) -> int:
+        """Parts of k that a shrink of `modules` leaves."""
+        blocks = self.blocks
+        most = self._of.part_rows // blocks.num_rows
+        return self.tuning.num_parts(blocks.num_blocks * len(modules), x.shape[1], most)
 
     def lookup(self, module: int, tokens: torch.Tensor, workspace: int = 0) -> Term:
         """The same for an embedding: rows `tokens` [N] int64 of its A."""
@@ -145,7 +173,7 @@ class BoundLoraGpu:
             tokens,
             of.arena,
             self._entries,
-            blocks.rows,
+            self._sorted.rows,
             term.part,
             module,
             self._entries.shape[1],
@@ -162,11 +190,11 @@ class BoundLoraGpu:
         widths = [int(of.features[term.module + i, 1]) for i in range(num_modules)]
         tiles = sum(triton.cdiv(width, tile.width) for width in widths)
         widths += [0] * (MAX_SLICES - num_modules)
-        expand_kernel[(blocks.num_blocks, tiles)](
+        expand_kernel[(tiles, blocks.num_blocks)](
             term.part,
             of.arena,
             self._entries,
-            blocks.rows,
+            self._sorted.rows,
             y,
             term.module,
             self._entries.shape[1],
@@ -194,16 +222,23 @@ class BoundLoraGpu:
         """Add the term of a lookup to y [N, out]; tokens [N] int64."""
         self.expand(self.lookup(module, tokens), 1, y)
 
-    def term(self, modules: Sequence[int], workspace: int, parts: int) -> Term:
+    def term(
+        self,
+        modules: Sequence[int],
+        workspace: int,
+        parts: int,
+        squares: Squares | None = None,
+    ) -> Term:
         """The view of a workspace that a shrink of `modules` fills."""
         of, num_rows = self._of, self.blocks.num_rows
         stride = len(modules) * of.rank_cap
         part = of.parts[workspace, : parts * num_rows * stride].view(parts, num_rows, stride)
         return Term(
             part,
+            None if squares is None else of.factors[workspace, :num_rows],
             of.arena,
             self._entries,
-            self.blocks,
+            self._sorted,
             modules[0],
             of.rank_cap,
             of.exact,

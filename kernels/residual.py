@@ -7,7 +7,7 @@ Semantics, for each row n and column h (`delta` is the adapter term, 0 without o
     x[n, h]        = r[n, h] * weight[h]
     squares[n, p]  = sum over h of part p of r[n, h]^2
 
-See `kernels.norm` for the other half of the norm. The grid is (block of rows, tile p of columns): a
+See `kernels.norm` for the other half of the norm. The grid is (tile p of columns, block of rows): a
 norm in one would need whole rows in a program, which for one adapter over many rows reads B once a
 row.
 
@@ -52,8 +52,8 @@ def _residual(
     LORA: tl.constexpr, SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr,
     M: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    s = tl.program_id(0)
-    j = tl.program_id(1)
+    j = tl.program_id(0)
+    s = tl.program_id(1)
     n = block_of(rows, s, num_rows, M, LORA)
     h = j * BN + tl.arange(0, BN)
     # All loads first: whatever is added up across threads waits for the loads before it.
@@ -150,8 +150,8 @@ def _launch(
     part = part_width(tile, r.dtype)
     if squares.num_parts != (num_parts := triton.cdiv(r.shape[1], part)):
         raise ValueError(f"squares need {num_parts} parts, one for each {part} columns")
-    args = rowwise("residual", r, term)
-    _residual[(args.num_blocks, tiles)](
+    args = rowwise(r, tile, term)
+    _residual[(tiles, args.num_blocks)](
         source,
         source if tokens is None else tokens,
         r,

@@ -8,7 +8,7 @@ Semantics, for token n and head j of width D (factor, bias and delta as in `kern
 
 Query heads are written back to qkv; key and value heads go to the token's place in the arena,
 [page][layer][k, v][KV head][P][D]. The angles are [positions, D] float32: D/2 cosines, then sines.
-Grid (block of tokens, head): a tile is one head, in two halves.
+Grid (head, block of tokens): a tile is one head, in two halves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from kernels.tile import (
     RANKS,
     b_of,
     block_of,
-    load_squares,
     norm_factor,
     part_sums,
     rank_of,
@@ -35,6 +34,9 @@ from kernels.tile import (
     weights,
     with_term,
 )
+from kernels.tuning import Tile
+
+HEAD = Tile(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _slice_of(j, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr):
 def _projected(
     source, bias, squares, eps, part, arena, entry, n, mask, cols, width, num_rows,
     HALF: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, H: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr,
     STRIDE: tl.constexpr, RCAP: tl.constexpr, M: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Both halves [M, HB] float32 of a head: columns cols and HALF + cols of its slice.
@@ -76,17 +78,15 @@ def _projected(
     """
     low = tl.load(source, mask=mask, other=0.0)
     high = tl.load(source + HALF, mask=mask, other=0.0)
+    factor = tl.full((M,), 1.0, tl.float32)
     if NORM:
-        parts = load_squares(squares, n, PARTS, PARTS_CEIL)
+        factor = norm_factor(squares, n, eps, H, PARTS)
     if LORA:
         rank = rank_of(entry)
         b = b_of(arena, entry)
         b_low = weights(b, 0, rank, cols, width, RANKS)
         b_high = weights(b, 0, rank, cols + HALF, width, RANKS)
         h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
-    factor = tl.full((M,), 1.0, tl.float32)
-    if NORM:
-        factor = norm_factor(parts, eps, H, M, PARTS_CEIL)
     if LORA:
         low = with_term(
             low, b_low, h, part, arena, entry, rank, n, factor, cols, width, num_rows,
@@ -136,12 +136,12 @@ def _rotary(
     P: tl.constexpr,
     HB: tl.constexpr,  # D / 2, next power of two
     HEAD_NORM: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, H: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, LORA: tl.constexpr, SPLIT: tl.constexpr,
     STRIDE: tl.constexpr, RCAP: tl.constexpr, M: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    s = tl.program_id(0)
+    s = tl.program_id(1)
     n = block_of(rows, s, num_rows, M, LORA)
-    t, head, first, width = _slice_of(tl.program_id(1), HEADS, KV_HEADS, D)
+    t, head, first, width = _slice_of(tl.program_id(0), HEADS, KV_HEADS, D)
     HALF: tl.constexpr = D // 2
     d = tl.arange(0, HB)
     cols = head * D + d
@@ -155,7 +155,7 @@ def _rotary(
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     low, high = _projected(
         source, bias + first, squares, eps, part + t * RCAP, arena, entry, n, mask, cols, width,
-        num_rows, HALF, BIAS, NORM, H, PARTS, PARTS_CEIL, LORA, SPLIT, STRIDE, RCAP, M, EXACT,
+        num_rows, HALF, BIAS, NORM, H, PARTS, LORA, SPLIT, STRIDE, RCAP, M, EXACT,
     )  # fmt: skip
     if t < 2:
         if HEAD_NORM:
@@ -191,12 +191,13 @@ def rotate_and_store(
     head_norms: torch.Tensor | None = None,
     head_eps: float = 0.0,
     term: Term | None = None,
-    warps: int = 4,
+    tile: Tile = HEAD,
 ) -> None:
-    """qkv [N, (heads + 2 KV heads) D]: query columns are rotated in place; cache is the arena."""
-    args = rowwise("rotary", qkv, term)
-    pointer, eps, norm = normalised(squares, qkv)
-    _rotary[(args.num_blocks, heads.num_heads + 2 * heads.num_kv_heads)](
+    """qkv [N, (heads + 2 KV heads) D]: query columns are rotated in place; cache is the arena. The
+    width of `tile` is a head's."""
+    args = rowwise(qkv, tile, term)
+    pointer, eps, norm = normalised(squares, qkv, term)
+    _rotary[(heads.num_heads + 2 * heads.num_kv_heads, args.num_blocks)](
         qkv,
         qkv if bias is None else bias,
         qkv if head_norms is None else head_norms,
@@ -221,7 +222,7 @@ def rotate_and_store(
         HB=triton.next_power_of_2(heads.dim // 2),
         HEAD_NORM=head_norms is not None,
         BIAS=bias is not None,
-        num_warps=warps,
+        num_warps=tile.warps,
         **norm,
         **args.constants,
     )

@@ -10,7 +10,8 @@ import triton
 
 from kernels.lora_gpu import Term
 from kernels.norm import Squares
-from kernels.tuning import max_registers
+from kernels.tile import RANKS, is_exact
+from kernels.tuning import Tile
 
 BASE_ROWS = 8
 """Rows a program handles where no adapter decides it."""
@@ -27,12 +28,11 @@ class Rowwise:
     constants: dict[str, Any]
 
 
-def rowwise(kernel: str, like: torch.Tensor, term: Term | None) -> Rowwise:
-    """For a kernel over the rows of `like` [N, ...] that adds `term`. kernel: as in
-    `kernels.tuning.REGISTERS`."""
+def rowwise(like: torch.Tensor, tile: Tile, term: Term | None) -> Rowwise:
+    """For a kernel over the rows of `like` [N, ...] that adds `term`."""
     if term is None:
         constants: dict[str, Any] = {"LORA": False, "SPLIT": 1, "STRIDE": 1, "RCAP": 16}
-        constants |= {"M": BASE_ROWS, "EXACT": True}
+        constants |= {"M": BASE_ROWS, "EXACT": is_exact(like.dtype)}
         blocks = triton.cdiv(like.shape[0], BASE_ROWS)
         return Rowwise(blocks, (like,) * 4, 0, 1, constants)
     constants = {
@@ -42,7 +42,7 @@ def rowwise(kernel: str, like: torch.Tensor, term: Term | None) -> Rowwise:
         "RCAP": term.rank_cap,
         "M": term.blocks.block_rows,
         "EXACT": term.exact,
-        "maxnreg": max_registers(kernel, term.blocks.block_rows, term.rank_cap),
+        "maxnreg": tile.registers if term.rank_cap > RANKS.value else None,
     }
     return Rowwise(
         term.blocks.num_blocks,
@@ -53,10 +53,13 @@ def rowwise(kernel: str, like: torch.Tensor, term: Term | None) -> Rowwise:
     )
 
 
-def normalised(squares: Squares | None, like: torch.Tensor) -> tuple[torch.Tensor, float, Any]:
+def normalised(
+    squares: Squares | None, like: torch.Tensor, term: Term | None = None
+) -> tuple[torch.Tensor, float, Any]:
     """(pointer, eps, constants) of the factor that a row's projection is multiplied by."""
     if squares is None:
-        return like, 0.0, {"NORM": False, "H": 1, "PARTS": 1, "PARTS_CEIL": 1}
-    parts = squares.num_parts
-    consts = {"NORM": True, "H": squares.size, "PARTS": parts}
-    return squares.parts, squares.eps, consts | {"PARTS_CEIL": triton.next_power_of_2(parts)}
+        return like, 0.0, {"NORM": False, "H": 1, "PARTS": 1}
+    if term is not None and term.factors is not None:
+        return term.factors, squares.eps, {"NORM": True, "H": squares.size, "PARTS": 0}
+    constants = {"NORM": True, "H": squares.size, "PARTS": squares.num_parts}
+    return squares.parts, squares.eps, constants

@@ -4,10 +4,12 @@ Semantics, for row n of a block whose adapter has rank[t] for slice t, and p < S
 
     part[p, n, t * RCAP + r] = sum over k of part p of x[n, k] A_t[r, k]        r < rank[t]
 
-Nothing else of `part` is written. The grid is (block, part of k, slice): a decode step has few rows
-and must still load A with the whole chip, hence the parts; their sums are left to the reader, in a
-fixed order, so that results don't change from run to run and no atomics are needed. Slices have
-ranks of their own and may be absent; x is read again for each, from the L2 cache.
+Nothing else of `part` is written. Where what x is projected to is to be normalised, a row's first
+program also leaves its factor (`kernels.norm`) in factors[n], for whoever adds the term. The grid
+is (part of k, slice, block): a decode step has few rows and must still load A with the whole chip,
+hence the parts; their sums are left to the reader, in a fixed order, so that results don't change
+from run to run and no atomics are needed. Slices have ranks of their own and may be absent; x is
+read again for each, from the L2 cache.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.tile import RANKS, a_of, block_of, product, rank_of, weights
+from kernels.tile import RANKS, a_of, block_of, norm_factor, product, rank_of, weights
 
 
 @triton.jit
@@ -59,10 +61,14 @@ def shrink_kernel(
     entries,  # [S, num_modules, 6] int64
     rows,  # [S, M] int32
     part,  # [SPLIT, N, STRIDE] float32
+    squares,  # [N, PARTS] float32 where PARTS
+    factors,  # [N] float32 where PARTS
+    eps,
     module,
     num_modules,
     num_rows,
     x_stride,
+    PARTS: tl.constexpr,
     K: tl.constexpr,
     SPLIT: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -72,10 +78,12 @@ def shrink_kernel(
     STAGES: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    s = tl.program_id(0)
-    p = tl.program_id(1)
-    t = tl.program_id(2)
+    p = tl.program_id(0)
+    t = tl.program_id(1)
+    s = tl.program_id(2)
     n = block_of(rows, s, num_rows, M, True)
+    if PARTS > 0 and p + t == 0:
+        tl.store(factors + tl.maximum(n, 0), norm_factor(squares, n, eps, K, PARTS), n >= 0)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     rank = rank_of(entry)
     if rank > 0:

@@ -16,6 +16,7 @@ under way at once; further ones are a loop.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -25,6 +26,12 @@ RANKS = tl.constexpr(16)
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, whose bf16 products are not to be trusted."""
     return bool(triton.knobs.runtime.interpret)
+
+
+def is_exact(dtype: torch.dtype) -> bool:
+    """Whether products and functions are computed without shortcuts: neither float32 rounded to
+    tf32, nor the interpreter's bf16 products, which are wrong."""
+    return dtype == torch.float32 or interpreted()
 
 
 @triton.jit
@@ -132,6 +139,12 @@ def b_of(arena, entry):
 
 
 @triton.jit
+def in_a_loads_layout(x):
+    """x [M, N]. The compiler carries a product's layout as far as it can; not through here."""
+    return tl.sum(x[:, None, :], 1)
+
+
+@triton.jit
 def with_term(
     y, first_b, first_h, part, arena, entry, rank, n, factor, cols, width, num_rows,
     SPLIT: tl.constexpr, STRIDE: tl.constexpr, RCAP: tl.constexpr, M: tl.constexpr,
@@ -150,7 +163,12 @@ def with_term(
             h = part_sums(part, first, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
             acc += spread(h, weights(b, first, rank, cols, width, RANKS), M, EXACT)
     scale = scale_of(entry)
-    y = times(y.to(tl.float32) + acc * scale, factor[:, None])
+    delta = acc * scale
+    if M == 4 and not EXACT:
+        # A product has no less than 8 rows: all that follows would be computed twice for 4. Half
+        # the bytes go through shared memory; y was rounded likewise when its product was written.
+        delta = in_a_loads_layout(delta.to(arena.dtype.element_ty)).to(tl.float32)
+    y = times(y.to(tl.float32) + delta, factor[:, None])
     bias = tl.load(entry + 4)
     if (bias > 0) & (rank > 0):
         where = arena + tl.multiple_of(bias, 64) + cols
@@ -159,16 +177,16 @@ def with_term(
 
 
 @triton.jit
-def load_squares(squares, n, PARTS: tl.constexpr, PARTS_CEIL: tl.constexpr):
-    """[M, PARTS_CEIL] partial sums of squares of rows n."""
-    j = tl.arange(0, PARTS_CEIL)
-    where = squares + tl.maximum(n, 0)[:, None] * PARTS + j[None, :]
-    return tl.load(where, mask=(n >= 0)[:, None] & (j < PARTS)[None, :], other=0.0)
+def norm_factor(squares, n, eps, H: tl.constexpr, PARTS: tl.constexpr):
+    """[M] 1 / root mean square of rows n of H elements, whose squares are summed in PARTS parts.
 
-
-@triton.jit
-def norm_factor(
-    parts, eps, H: tl.constexpr, M: tl.constexpr, PARTS_CEIL: tl.constexpr
-):  # fmt: skip
-    """[M] 1 / root mean square of rows of H elements."""
-    return tl.rsqrt(sums(parts, M, PARTS_CEIL) / H + eps)
+    One part after the other, so that a row's factor has the same bits in every tile. PARTS 0: the
+    factors themselves are at `squares`.
+    """
+    if PARTS == 0:
+        return tl.load(squares + tl.maximum(n, 0), mask=n >= 0, other=0.0)
+    row = squares + tl.maximum(n, 0) * PARTS
+    total = tl.load(row, mask=n >= 0, other=0.0)
+    for p in tl.static_range(1, PARTS):
+        total += tl.load(row + p, mask=n >= 0, other=0.0)
+    return tl.rsqrt(total / H + eps)

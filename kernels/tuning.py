@@ -1,98 +1,122 @@
 """Block sizes of the GPU kernels, as data.
 
-`tuning_for` gives those for blocks of so many rows. They were measured on an H200 and are sensible
-on any NVIDIA GPU from Ampere on. Standard library only.
+They are read from `kernels/tunings/`, a file for each GPU that was measured; `python -m
+kernels.tune` writes the present GPU's. Any other GPU from Ampere on gets those of `DEFAULT` with
+its own number of multiprocessors: their tiles fit in 64 KiB of shared memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parent / "tunings"
+DEFAULT = "NVIDIA H200"
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """width: columns (or k) a program handles at a time. warps, stages: Triton's."""
+    """width: columns (or k) a program handles at a time. warps, stages: Triton's. registers: that
+    a thread may use in graphs that serve ranks above 16, None: as many as it likes. What doesn't
+    fit is spilled, mostly where large ranks are handled; small ones keep their occupancy."""
 
     width: int
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
+    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """num_sms: multiprocessors that a launch should fill. waves: programs of the shrink for each
-    of them. max_parts: most parts that it cuts k into. residual: whole parts of a norm wide, see
-    `kernels.residual`, so that all graphs compute it alike."""
+    of them. max_parts: most parts that it cuts k into, long_parts: where k is above LONG. residual:
+    whole parts of a norm wide, see `kernels.residual`, so that all graphs compute it alike."""
 
     num_sms: int = 132
     waves: int = 8
-    max_parts: int = 8
+    max_parts: int = 4
+    long_parts: int = 4
     shrink: Tile = Tile(256, 4, 4)
-    expand: Tile = Tile(256, 4, 2)
-    gate: Tile = Tile(128, 4, 2)
-    residual: Tile = Tile(256, 8, 2)
-    rotary_warps: int = 4
+    expand: Tile = Tile(256, 4)
+    gate: Tile = Tile(256, 4)
+    residual: Tile = Tile(256, 4)
+    rotary: Tile = Tile(0, 4)
 
     def num_parts(self, num_programs: int, k: int, most: int) -> int:
         """Parts of k for a shrink of that many programs a part; a power of two, at most `most`."""
         parts = 1
-        limit = min(most, self.max_parts, -(-k // self.shrink.width))
+        limit = min(
+            most, self.long_parts if k > LONG else self.max_parts, -(-k // self.shrink.width)
+        )
         while 2 * parts <= limit and 2 * parts * num_programs <= self.waves * self.num_sms:
             parts *= 2
         return parts
 
 
-BASE = Tuning(gate=Tile(256, 4, 2), residual=Tile(256, 4, 2))
-"""Without adapters."""
+LONG = 8192
+TILES = ("shrink", "expand", "gate", "residual", "rotary")
 
-SINGLE = Tuning(
-    max_parts=4,
-    expand=Tile(512, 2, 2),
-    gate=Tile(256, 1, 2),
-    residual=Tile(512, 2, 2),
-    rotary_warps=1,
-)
-"""Blocks of one row: 256 columns a warp, see `kernels.tile`."""
 
-FEW = Tuning(max_parts=4, gate=Tile(64, 4, 2), residual=Tile(256, 16, 2))
-"""Few blocks of several rows: narrow tiles fill the chip better."""
-FEW_BLOCKS = 8
+@dataclass(frozen=True, slots=True)
+class Tunings:
+    """of: those of graphs of up to so many blocks of so many rows, by (rows, blocks); rows 0:
+    without adapters."""
 
-BY_BLOCK_ROWS = {
-    4: Tuning(max_parts=4, gate=Tile(256, 4, 2), residual=Tile(256, 4, 2)),
-    8: Tuning(max_parts=4, residual=Tile(256, 4, 2)),
-    16: Tuning(max_parts=4, gate=Tile(256, 8, 2)),
-    64: Tuning(shrink=Tile(64, 4, 3), expand=Tile(128, 4, 2), gate=Tile(64, 4, 2)),
-}
+    gpu: str
+    of: Mapping[tuple[int, int], Tuning] = field(default_factory=dict)
+
+    def choose(self, block_rows: int, num_blocks: int) -> Tuning:
+        """That of the smallest graphs that are no smaller, else of the largest."""
+        fitting = [key for key in self.of if key[0] >= block_rows and key[1] >= num_blocks]
+        return self.of[min(fitting, default=max(self.of))]
+
+    @classmethod
+    def read(cls, path: Path) -> Tunings:
+        words = json.loads(path.read_text())
+        of = {}
+        for line in words["tunings"]:
+            key = (line.pop("block_rows"), line.pop("blocks"))
+            fields: dict[str, Any] = {name: Tile(**line.pop(name)) for name in TILES}
+            of[key] = Tuning(num_sms=words["num_sms"], **line, **fields)
+        return cls(words["gpu"], of)
+
+    def write(self, path: Path) -> None:
+        """One line a tuning."""
+        lines = []
+        for (block_rows, blocks), tuning in sorted(self.of.items()):
+            fields: dict[str, Any] = {"block_rows": block_rows, "blocks": blocks, **asdict(tuning)}
+            del fields["num_sms"]
+            lines.append("  " + json.dumps(fields))
+        head = f'{{"gpu": "{self.gpu}", "num_sms": {next(iter(self.of.values())).num_sms}, '
+        path.write_text(head + '"tunings": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
 def tuning_for(block_rows: int, num_blocks: int = 1024) -> Tuning:
-    """Of graphs of that many blocks, each of up to `block_rows` rows; 0: without adapters."""
-    if block_rows == 0:
-        return BASE
-    if block_rows == 1:
-        # Many blocks fill the chip without cutting k, and each part is read again.
-        return SINGLE if num_blocks <= 64 else replace(SINGLE, max_parts=2)
-    if 4 < block_rows <= 16 and num_blocks <= FEW_BLOCKS:
-        return FEW
-    return BY_BLOCK_ROWS[min((m for m in BY_BLOCK_ROWS if m >= block_rows), default=64)]
+    """Of graphs of that many blocks, each of up to `block_rows` rows; 0: without adapters. On the
+    present GPU, the default one's where there is none."""
+    return present_tunings().choose(block_rows, num_blocks)
 
 
-REGISTERS = {
-    "shrink": {1: 80, 16: 64},
-    "rotary": {1: 80, 16: 72},
-    "residual": {4: 80, 8: 80, 16: 80},
-    "gate": {1: 168, 4: 72, 8: 80, 16: 72},
-}
+@cache
+def present_tunings() -> Tunings:
+    if not torch.cuda.is_available():
+        return Tunings.read(path_of(DEFAULT))
+    gpu = torch.cuda.get_device_properties()
+    if path_of(gpu.name).exists():
+        return Tunings.read(path_of(gpu.name))
+    num_sms = gpu.multi_processor_count
+    of = Tunings.read(path_of(DEFAULT)).of
+    return Tunings(gpu.name, {key: replace(t, num_sms=num_sms) for key, t in of.items()})
 
 
-def max_registers(kernel: str, block_rows: int, rank_cap: int) -> int | None:
-    """Registers of a thread that a kernel may use, None: as many as it likes.
-
-    The loop over ranks above 16 wants more than all else; what doesn't fit is spilled there, and
-    batches of small ranks keep their occupancy.
-    """
-    return REGISTERS[kernel].get(block_rows) if rank_cap > 16 else None
+def path_of(gpu: str) -> Path:
+    return FOLDER / (gpu.lower().replace(" ", "-") + ".json")
 
 
 def block_rows_for(num_rows: int, num_adapters: int) -> int:

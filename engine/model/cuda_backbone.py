@@ -153,7 +153,7 @@ class _Pass:
         of, layers = self._of, self._of._weights.layers
         self._begin(layers[0])
         for layer, w in enumerate(layers):
-            with self._shrunk(layer, QKV, self._x) as term:
+            with self._shrunk(layer, QKV, self._x, self._squares) as term:
                 torch.mm(self._x, w.qkv.t(), out=self._qkv)
             self._rotate(layer, w, term)
             window = of.spec.window(layer)
@@ -163,7 +163,7 @@ class _Pass:
             with self._shrunk(layer, OUT, self._mixed) as term:
                 _product(self._mixed, w.o, w.o_bias, self._y)
             self._add(w.post_norm, term)
-            with self._shrunk(layer, GATE_UP, self._x) as term:
+            with self._shrunk(layer, GATE_UP, self._x, self._squares) as term:
                 torch.mm(self._x, w.gate_up.t(), out=self._gate_up)
             self._gate(w, term)
             with self._shrunk(layer, DOWN, self._gated) as term:
@@ -212,7 +212,7 @@ class _Pass:
             head_norms=of._head_norms[layer],
             head_eps=of.spec.rms_norm_eps,
             term=term,
-            warps=self._tuning.rotary_warps,
+            tile=self._tuning.rotary,
         )
 
     def _add(self, weight: torch.Tensor, term: Term | None) -> None:
@@ -229,19 +229,21 @@ class _Pass:
         )
 
     @contextmanager
-    def _shrunk(self, layer: int, group: int, x: torch.Tensor) -> Iterator[Term | None]:
+    def _shrunk(
+        self, layer: int, group: int, x: torch.Tensor, squares: Squares | None = None
+    ) -> Iterator[Term | None]:
         """Around the product of `group`: its term, shrunk before or beside it."""
         if self._lora is None:
             yield None
             return
         modules = _modules(layer, group)
         if self._side is None:
-            yield self._lora.shrink(modules, x, group)
+            yield self._lora.shrink(modules, x, group, squares)
             return
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
-            term = self._lora.shrink(modules, x, group)
+            term = self._lora.shrink(modules, x, group, squares)
         yield term
         main.wait_stream(self._side)
 

@@ -1,8 +1,9 @@
 """`python -m kernels.bench [lora_step] [lora_ranks] [attention] [sampler] [--json] [--append FILE]`
 
 One JSON line a case on standard output; --append adds them to a file with GPU, commit and date.
-`ms` of lora_step is what adapters add to the step, see `kernels.bench.lora_step`; `alone_ms` is the
-same term as two kernels that add in place, outside of any step. lora_ranks: adapters of ranks 8,
+`ms` of lora_step is what adapters add to the step, see `kernels.bench.lora_step`. --details adds
+what the graphs are, the step without adapters, and `alone_ms`: the same term as two
+kernels that add in place, outside of any step. lora_ranks: adapters of ranks 8,
 16, 32 and 64 in one batch, against the mean of the four uniform batches in the same graph.
 """
 
@@ -26,6 +27,7 @@ BENCHES = ("lora_step", "lora_ranks", "attention", "sampler")
 LORA_CASES = {256: (1, 8, 32, 64, 256), 32: (1, 8, 20, 32), 2048: (1, 8)}
 RANKS = (8, 16, 32, 64)
 RANKS_ROWS, RANKS_ADAPTERS = 256, 32
+DETAILS = {"max_rank", "base_step_ms", "alone_ms", "block_rows", "beside"}
 ATTENTION_CASES = ((256, 192), (256, 1024), (32, 4096), (1, 4096))
 BESIDE_ROWS = 64
 """Up to so many rows a product leaves the chip room for a shrink beside it."""
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--max-rank", type=int, default=256, help="that the graphs serve")
     parser.add_argument("--rows", type=int, nargs="*", default=list(LORA_CASES), choices=LORA_CASES)
     parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
+    parser.add_argument("--details", action="store_true", help="more keys, see above")
     parser.add_argument("--append", type=Path, help="a .jsonl file that the lines are added to")
     args = parser.parse_args()
     unknown = set(args.benches) - set(BENCHES)
@@ -54,12 +57,13 @@ def main() -> None:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    for case in cases(args, shape):
-        line = json.dumps({**case, "shape": args.shape})
-        print(line if args.json else "  ".join(f"{k} {v}" for k, v in case.items()), flush=True)
+    for found in cases(args, shape):
+        case = {k: v for k, v in found.items() if args.details or k not in DETAILS}
+        words = "  ".join(f"{k} {v}" for k, v in case.items())
+        print(json.dumps(case) if args.json else words, flush=True)
         if args.append:
             with args.append.open("a") as file:
-                file.write(json.dumps({**case, "shape": args.shape, **origin}) + "\n")
+                file.write(json.dumps({**case, **origin}) + "\n")
 
 
 def cases(args: argparse.Namespace, shape: Shape) -> Iterator[Case]:

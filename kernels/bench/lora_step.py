@@ -121,13 +121,13 @@ class DecodeStep:
         if lora is not None:
             lora.begin()
         for layer, w in enumerate(self.layers):
-            with self._shrunk(lora, layer, QKV, self.x, beside) as term:
+            with self._shrunk(lora, layer, QKV, self.x, beside, self.squares) as term:
                 torch.mm(self.x, w.qkv.t(), out=self.y_qkv)
             self.rotate(layer, term)
             with self._shrunk(lora, layer, ATTN_OUT, self.mixed, beside) as term:
                 torch.mm(self.mixed, w.o.t(), out=self.y_hidden)
             self.add(w, term)
-            with self._shrunk(lora, layer, GATE_UP, self.x, beside) as term:
+            with self._shrunk(lora, layer, GATE_UP, self.x, beside, self.squares) as term:
                 torch.mm(self.x, w.gate_up.t(), out=self.y_gate)
             silu_gate(self.y_gate, self.gated, self.tuning.gate, self.squares, term=term)
             with self._shrunk(lora, layer, DOWN, self.gated, beside) as term:
@@ -145,7 +145,7 @@ class DecodeStep:
             self.slots,
             squares=self.squares,
             term=term,
-            warps=self.tuning.rotary_warps,
+            tile=self.tuning.rotary,
         )
 
     def add(self, w: Weights, term: Term | None) -> None:
@@ -161,6 +161,7 @@ class DecodeStep:
         group: tuple[int, ...],
         x: torch.Tensor,
         beside: bool,
+        squares: Squares | None = None,
     ) -> Iterator[Term | None]:
         """Around the product of `group`: its term, shrunk before or beside it."""
         if lora is None:
@@ -169,11 +170,11 @@ class DecodeStep:
         modules = [layer * LAYER_MODULES + m for m in group]
         main = torch.cuda.current_stream()
         if not beside:
-            yield lora.shrink(modules, x, GROUPS.index(group))
+            yield lora.shrink(modules, x, GROUPS.index(group), squares)
             return
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
-            term = lora.shrink(modules, x, GROUPS.index(group))
+            term = lora.shrink(modules, x, GROUPS.index(group), squares)
         yield term
         main.wait_stream(self._side)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.blocks import RowBlocks, most_blocks
-from kernels.entries import gather_entries
+from kernels.entries import sort_blocks
 from kernels.residual import PART_BYTES, part_width
-from kernels.tuning import Tuning, block_rows_for, tuning_for
+from kernels.tuning import LONG, Tuning, block_rows_for, tuning_for
 
 
 def test_the_example() -> None:
@@ -34,12 +34,36 @@ def test_too_few_blocks_are_refused() -> None:
         RowBlocks.of(np.array([0, 0, 0, 1]), 2, 2)
 
 
-def test_entries_are_rows_of_the_table(device: str) -> None:
+def sorted_blocks(
+    table: torch.Tensor, blocks: RowBlocks, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, entries)"""
+    num = blocks.num_blocks
+    weights = torch.empty(num, dtype=torch.int64, device=device)
+    rows = torch.full(blocks.rows.shape, -9, dtype=torch.int32, device=device)
+    entries = torch.full((num, *table.shape[1:]), -9, device=device)
+    sort_blocks(table.to(device), blocks, weights, rows, entries)
+    return rows.cpu(), entries.cpu()
+
+
+def test_large_ranks_come_first(device: str) -> None:
     table = torch.arange(3 * 4 * 6).view(3, 4, 6)
-    adapters = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
-    entries = torch.full((3, 4, 6), -9, device=device)
-    gather_entries(table.to(device), adapters, entries)
-    assert torch.equal(entries.cpu(), torch.stack([table[2], torch.zeros_like(table[0]), table[0]]))
+    table[:, :, 2] = torch.tensor([[8, 0, 8, 0], [1, 1, 1, 1], [0, 0, 0, 64]])
+    blocks = RowBlocks.of(np.array([-1, 0, 1, 2, 0, 0]), 2, 7, device)
+    rows, entries = sorted_blocks(table, blocks, device)
+    assert rows.tolist() == [[3, -1], [1, 4], [5, -1], [2, -1], [0, -1], [-1, -1], [-1, -1]]
+    absent = torch.zeros_like(table[0])
+    assert torch.equal(entries, torch.stack([*table[[2, 0, 0, 1]], absent, absent, absent]))
+
+
+def test_more_blocks_than_are_compared_at_once(device: str) -> None:
+    ranks = np.random.default_rng(0).integers(0, 9, 300)
+    table = torch.zeros(300, 1, 6, dtype=torch.int64)
+    table[:, 0, 2] = torch.from_numpy(ranks)
+    blocks = RowBlocks.of(np.arange(300), 1, 300, device)
+    rows, entries = sorted_blocks(table, blocks, device)
+    assert rows.flatten().tolist() == np.argsort(-ranks, kind="stable").tolist()
+    assert torch.equal(entries, table[rows.flatten().long()])
 
 
 @given(st.integers(1, 4096), st.integers(1, 20000), st.integers(1, 64))
@@ -47,7 +71,7 @@ def test_parts_are_powers_of_two_within_bounds(programs: int, k: int, most: int)
     tuning = Tuning()
     parts = tuning.num_parts(programs, k, most)
     assert parts & (parts - 1) == 0
-    assert 1 <= parts <= min(most, tuning.max_parts)
+    assert 1 <= parts <= min(most, tuning.max_parts if k <= LONG else tuning.long_parts)
     # No part begins beyond the end of k.
     assert (parts - 1) * tuning.shrink.width < k
 

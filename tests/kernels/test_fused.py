@@ -31,6 +31,7 @@ def bound(adapters: RandomAdapters, block_rows: int) -> BoundLoraGpu:
         tuning=Tuning(num_sms=8, shrink=TILE, expand=TILE),
     )
     lora.parts.fill_(torch.nan)
+    lora.factors.fill_(torch.nan)
     of = lora.bind(RowBlocks.of(np.array(OWNERS), block_rows, 7, device))
     of.begin()
     return of
@@ -60,8 +61,10 @@ def given_squares(r: torch.Tensor, device: str) -> Squares:
     return Squares(parts.to(device), r.shape[1], EPS)
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["computed", "given"])
 @pytest.mark.parametrize("block_rows", [1, 2])
-def test_gate(block_rows: int, device: str) -> None:
+def test_gate(block_rows: int, given: bool, device: str) -> None:
+    """given: the norm's factors by the shrink."""
     features = [(48, 40), (48, 40)]
     ranks = [{0: 8, 1: 3}, {0: 20}, {1: 16}]
     adapters = RandomAdapters(features, ranks, biased=(1,), device=device)
@@ -71,7 +74,7 @@ def test_gate(block_rows: int, device: str) -> None:
     factor = reference_layer.factor(r, EPS)
     want = reference_layer.silu_gate(with_term(adapters, x * factor.float(), base * factor, (0, 1)))
     out = torch.full((6, 40), torch.nan, device=device)
-    term = of.shrink((0, 1), x.to(device))
+    term = of.shrink((0, 1), x.to(device), squares=squares if given else None)
     silu_gate(base.to(device), out, TILE, squares, term=term)
     assert close(out, want)
 
@@ -130,7 +133,7 @@ def test_rotary(dim: int, block_rows: int, device: str) -> None:
     if block_rows:
         of = bound(adapters, block_rows)
         want = with_term(adapters, x * factor.float(), want, (0, 1, 2))
-        term = of.shrink((0, 1, 2), x.to(device))
+        term = of.shrink((0, 1, 2), x.to(device), squares=given_squares(r, device))
     want = want.view(6, 8, dim)
     turn = [positions.tolist(), angles]
     q = reference_layer.rotate(want[:, :4], *turn, norms[0], 1e-6)
