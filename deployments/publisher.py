@@ -23,7 +23,7 @@ from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord, check_name, tenant_key
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.sidecars import Sidecar, Sidecars
+from deployments.sidecars import Sidecars
 from deployments.sources import Sources
 from engine.adapters.store import (
     CONFIG,
@@ -142,7 +142,7 @@ class Publisher:
         """The sidecar first: it tells the sweep how young the rest is. The manifest last: with it
         the version is there."""
         prefix = _prefix(version.ref)
-        self._sidecars.put(Sidecar(version, self._clock()))
+        self._sidecars.note_stored(version, self._clock())
         self._store.put(f"{prefix}/{TENSORS}", tensors)
         self._store.put(f"{prefix}/{CONFIG}", candidate.config_bytes)
         self._store.put(f"{prefix}/{MANIFEST}", candidate.manifest.to_bytes())

@@ -64,6 +64,11 @@ class Sidecars:
         """Raises AdapterUnavailable."""
         self._store.put(_key(sidecar.version), sidecar.to_bytes())
 
+    def note_stored(self, version: VersionRecord, at_s: float) -> None:
+        """Its bytes are about to be put. Raises AdapterUnavailable."""
+        before = self._read(_key(version)) or Sidecar(version, at_s)
+        self.put(replace(before, version=version, stored_s=at_s))
+
     def note_promoted(self, version: VersionRecord, at_s: float) -> None:
         """Production of its name stands for it since then. What the store refuses is logged."""
         try:

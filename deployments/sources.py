@@ -6,6 +6,7 @@ an ingress has put into the object store. What a caller names never leads outsid
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from deployments.import_folder import AdapterFiles, ImportFolder, missing_file
 from deployments.orders import Source, upload_prefix
 from engine.adapters.peft import MAX_CONFIG_BYTES
 from engine.adapters.store import CONFIG, SEGMENT, TENSORS, ObjectMissing, ObjectStore
-from engine.errors import InvalidRequest, NotFound, TooLarge
+from engine.errors import InvalidRequest, LoraplexError, NotFound, TooLarge
 
+logger = logging.getLogger(__name__)
 IMPORTS = "imports"
 
 
@@ -57,10 +59,14 @@ class Sources:
                 yield files
 
     def drop(self, source: Source, tenant: str) -> None:
-        """An upload is no longer needed."""
-        if source.upload is not None:
+        """An upload is no longer needed. What the store refuses is logged and left to the sweep."""
+        if source.upload is None:
+            return
+        try:
             for key in self._store.list(upload_prefix(tenant, source.upload) + "/"):
                 self._store.delete(key)
+        except LoraplexError as error:
+            logger.warning("upload %s of %s stays: %s", source.upload, tenant, error.message)
 
     @contextmanager
     def _copied(self, store: ObjectStore, prefix: str) -> Iterator[AdapterFiles]:

@@ -61,6 +61,18 @@ def test_production_is_what_was_promoted_last(keeping, empty):
     assert len(value["versions"]) == 3
 
 
+def test_mending_an_object_keeps_what_was_noted(keeping, empty):
+    tensors = lora_tensors(keeping.spec)
+    ref = keeping.publish(tensors).ref
+    newer = publish(keeping).current
+    keeping.store.delete(f"{object_prefix('acme', ref.digest)}/{TENSORS}")
+    keeping.publish(tensors, placing=Placing(None))
+    rebuild(empty, keeping.store)
+    (value,) = restored(empty).values()
+    assert value["aliases"]["production"]["digest"] == newer
+    assert value["aliases"]["production"]["history"] == [ref.digest]
+
+
 def test_the_same_bytes_under_two_names_are_two_adapters(keeping, empty):
     tensors = lora_tensors(keeping.spec)
     for name in ("one", "two"):
