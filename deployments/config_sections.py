@@ -235,7 +235,9 @@ def check_positive(part: AccountConfig | AdapterConfig | StoreOptions) -> None:
     """Raises ValueError for a number that is out of range."""
     for f in fields(part):
         value, zero = getattr(part, f.name), f.name in _MAY_BE_ZERO
-        if not isinstance(value, bool) and (value < 0 or (value == 0 and not zero)):
+        if isinstance(value, bool | str):
+            continue
+        if value < 0 or (value == 0 and not zero):
             raise ValueError(f"{f.name} must be {'>= 0' if zero else '> 0'}, not {value}")
 
 
