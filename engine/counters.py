@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+
+from engine.adapters.version import Tier
 
 RECENT_STEPS = 1024
 
@@ -22,6 +24,8 @@ class Counters:
     output_tokens: int = 0
     num_preemptions: int = 0
     num_moves: int = 0
+    arrivals: Counter[Tier] = field(default_factory=Counter)
+    """Requests by where their adapter was when they came."""
     served: dict[str, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 

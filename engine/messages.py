@@ -147,6 +147,8 @@ class CoreStats:
     queue_s         how long those that wait have waited, on average
     held_pages      pages of running sequences; of the others some hold cached prefixes or adapters
     rounding_bytes  of adapters' pages, what holds nothing since runs are whole pages
+    arrivals        requests by the tier in which their adapter was when they came: cold, host or
+                    device
     num_replayed    steps whose pass was replayed from a graph
     busy_s, base_s  seconds of steps, and what they would cost without adapters by the passes
                     measured at the start: busy_s / base_s - 1 is the adapters' overhead. Both 0
@@ -175,6 +177,7 @@ class CoreStats:
     num_replayed: int = 0
     busy_s: float = 0.0
     base_s: float = 0.0
+    arrivals: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Requests:
         self._accounts.arrive(request.id, request.tenant)
         self._queue.push(sequence)
         if request.adapter is not None:
+            self._counters.arrivals[self._cache.tier(request.adapter)] += 1
             self._cache.want(request.adapter, request.tenant)
 
     def abort(self, request_id: str, finish: FinishReason) -> None:

@@ -182,6 +182,7 @@ class Scheduler:
             served=tuple(counters.served.items()),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
+            arrivals=tuple((tier.name.lower(), n) for tier, n in counters.arrivals.items()),
             num_replayed=counters.num_replayed,
             busy_s=counters.busy_s,
             base_s=counters.base_s,

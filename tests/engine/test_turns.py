@@ -143,6 +143,8 @@ def test_twice_as_many_adapters_as_places_in_turn_neither_wait_long_nor_stall_ot
     times = world.answers["base"].times
     assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= STEP_S + 0.002
     assert len(world.loads) == 16, "host memory keeps what the device can't"
+    arrivals = dict(world.engine.scheduler.stats(0.0).arrivals)
+    assert arrivals == {"cold": 16, "host": len(asked) - 16}
 
 
 def test_an_adapter_as_large_as_all_the_room_gets_in_among_small_ones_that_come_and_go() -> None:
