@@ -10,6 +10,7 @@ import pytest
 from deployments.catalog import PAGE, Catalog
 from deployments.directory import Directory
 from deployments.registry import open_registry
+from deployments.registry.alias import position
 from deployments.registry.records import KeyRecord, Role, TenantRecord, hash_key, key_key
 from deployments.registry.registry import Event, Gone
 from deployments.tenants import Tenants
@@ -292,3 +293,20 @@ def test_only_the_hash_of_a_key_is_kept(tenants, registry):
     value = registry.get(key_key(key)).value
     assert key[3:] not in str(registry.list("").entries)
     assert KeyRecord.from_value(value).hint == key[:7] + "..."
+
+
+async def test_a_request_of_no_session_is_drawn_and_one_of_a_session_never(registry, clock):
+    publish(registry, "t1", "bot", digest="b" * 64)
+    record = publish(registry, "t1", "bot")
+    split = record.with_canary("b" * 64, 0.5)
+    registry.put(record.key, split.to_value(), None)
+    draws = iter([0.49, 0.5])
+    catalog = Catalog(registry, clock=clock, draw=lambda: next(draws))
+    await catalog.refresh()
+    found = [(await catalog.resolve("bot", "t1")).digest[0] for _ in range(2)]
+    assert found == ["b", "a"]
+    for session in ("one", "two", "three"):
+        here = position("t1", "bot", None, session) < 0.5
+        digest = (await catalog.resolve("bot", "t1", session)).digest
+        assert (digest[0] == "b") is here
+    assert (await catalog.resolve("bot@canary", "t1")).digest[0] == "b"
