@@ -14,6 +14,7 @@ import typer
 
 from deployments.adapter_commands import adapters_app
 from deployments.config import ClientConfig, load, registry_url
+from deployments.doctor_commands import add_to as add_doctor
 from deployments.registry import open_registry
 from deployments.registry.records import KEYS, KeyRecord, Role
 from deployments.registry.registry import Registry
@@ -31,6 +32,9 @@ app.add_typer(adapters_app, name="adapters")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(store_app, name="store")
 app.add_typer(registry_app, name="registry")
+
+
+add_doctor(app)
 
 
 @app.callback()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -183,7 +183,7 @@ class AppConfig(Section):
         for its three processes, a half and a quarter, within 64 MiB .. 4 GiB each. arena None: a
         GPU finds it itself."""
         memory, device = self.replica.memory, self.replica.device
-        weights = 0 if device == "fake" else _weight_bytes(self.base.path, dtype)
+        weights = 0 if device == "fake" else weight_bytes(self.base.path, dtype)
         share = limits.memory_bytes(root) // (self.replica.max_replicas + 1)
         free = max(0, share - weights - 512 * _MIB)
         arena: int | None = min(max(free // 2, 64 * _MIB), 4 << 30)
@@ -232,6 +232,14 @@ def load(
     except ValidationError as error:
         raise ConfigError(f"Configuration: {_first_problems(error)}") from None
     return _absolute(config.model_copy(update={"registry": registry}), home)
+
+
+def set_in_environment(
+    names: Iterable[str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Those of `names` that are set, and to what."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in names if name in env}
 
 
 def registry_url(url: str, *, environ: Mapping[str, str] | None = None) -> str:
@@ -301,7 +309,7 @@ def _of_model(path: Path, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _weight_bytes(path: Path, dtype: Dtype) -> int:
+def weight_bytes(path: Path, dtype: Dtype) -> int:
     """Of the weights once loaded, taking the files to be of two bytes an element."""
     stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     return stored * (2 if dtype == "float32" else 1)
