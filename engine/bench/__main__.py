@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.bench import gpu, turns
-from engine.bench.ours import MAX_AHEAD, OurEngine, bench_config, random_adapter
+from engine.bench.ours import MAX_AHEAD, OurEngine, bench_config, fastest_dtype, random_adapter
 from engine.bench.plain import PlainLoop
 from engine.model.spec import BackboneSpec
 from engine.model.weights import load_weights
@@ -122,7 +122,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=0, help="distinct adapters in the batch")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="q_proj,v_proj")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=_fastest_dtype())
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=fastest_dtype())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128)
@@ -130,12 +130,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args()
-
-
-def _fastest_dtype() -> str:
-    """bf16 only where the processor has instructions for it."""
-    capable = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bfloat16" if capable else "float32"
 
 
 if __name__ == "__main__":

@@ -48,6 +48,12 @@ def bench_config(path: str, dtype: Dtype, threads: int, batch: int, max_len: int
     )
 
 
+def fastest_dtype() -> str:
+    """bf16 only where the processor has instructions for it."""
+    capable = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if capable else "float32"
+
+
 def random_adapter(spec: BackboneSpec, rank: int, kinds: tuple[str, ...]) -> Adapter:
     """Rank `rank` on the projections `kinds` of every layer."""
     modules = spec.modules.modules

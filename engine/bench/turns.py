@@ -20,7 +20,14 @@ from collections.abc import Callable
 import torch
 
 from engine.adapters.weights import Adapter
-from engine.bench.ours import DTYPES, GREEDY, LoadedEngine, bench_config, random_adapter
+from engine.bench.ours import (
+    DTYPES,
+    GREEDY,
+    LoadedEngine,
+    bench_config,
+    fastest_dtype,
+    random_adapter,
+)
 from engine.config import EngineConfig
 from engine.model.spec import BackboneSpec
 from engine.types import AdapterRef, Request, Tenant
@@ -175,11 +182,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="q_proj,v_proj")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--dtype", choices=list(DTYPES), default=fastest_dtype())
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser.parse_args(arguments)
