@@ -56,7 +56,7 @@ $(STAMP): requirements.lock pyproject.toml
 lock:
 	@$(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) ".[quickstart,test]" setuptools
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) ".[quickstart,loadgen,test]" setuptools
 	@{ sed '/^[^#]/,$$d' requirements.lock; \
 	  .venv-lock/bin/python -m pip freeze --all --exclude pip --exclude loraplex \
 	  | sed 's/+cpu$$//' | grep -v '^\(nvidia-\|cuda-\)'; } > .venv-lock/requirements.lock
