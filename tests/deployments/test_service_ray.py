@@ -75,6 +75,7 @@ def url(ray_local, home, admin_key):
             "memory": {"arena_bytes": 32 << 20, "host_bytes": 8 << 20},
             "shutdown_s": 2,
         },
+        "ingress": {"num_replicas": 2},
         "router": {"stats_period_s": 0.25},
     }
     serve.run(build(values), name="service", route_prefix="/")
@@ -268,6 +269,50 @@ def test_retiring_ends_new_requests_only(http, loraplex):
         loraplex("adapters", "retire", "t1/gone")
         wait_for(lambda: http.post("/v1/completions", json=body).status_code == 404, 5)
         assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_promote_and_roll_back_reach_every_ingress_within_two_seconds(http, loraplex, home):
+    """Of 40 requests on connections of their own, each of two ingresses gets some."""
+    spec = BackboneSpec.load(home / "model")
+    digests = []
+    for number in range(2):
+        folder = write_adapter(home / "uploads" / str(number), lora_tensors(spec))
+        digests.append(
+            loraplex("adapters", "publish", "t1/turns", "--upload", str(folder))["version"]
+        )
+
+    def answering():
+        with httpx.Client(base_url=http.base_url, headers=http.headers, timeout=60) as fresh:
+            body = {"model": "t1/turns", "prompt": "a", "max_tokens": 1}
+            answer = fresh.post("/v1/completions", json=body)
+        return answer.headers.get("x-loraplex-adapter-version")
+
+    wait_for(lambda: answering() == digests[1], 10)
+    for change, wanted in (
+        (("rollback", "t1/turns", "--expect", digests[1]), digests[0]),
+        (("promote", "t1/turns", digests[1][:12]), digests[1]),
+    ):
+        assert loraplex("adapters", *change)["digest"] == wanted
+        time.sleep(2)
+        assert {answering() for _ in range(40)} == {wanted}
+    report = loraplex("store", "sweep")
+    assert report["removed"] == [] and report["unreadable"] == []
+
+
+def test_retiring_now_ends_what_runs(http, loraplex, home):
+    torch.manual_seed(7)  # bytes of no other name: what those serve runs on
+    write_adapter(home / "import" / "urgent", lora_tensors(BackboneSpec.load(home / "model")))
+    loraplex("adapters", "publish", "t1/urgent", "urgent", "--probe", "hi")
+    body = {"model": "t1/urgent", "prompt": "a", "max_tokens": 4000, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        loraplex("adapters", "retire", "t1/urgent", "--now")
+        rest = [line for line in lines if line]
+    error = json.loads(rest[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "adapter_retired" and len(rest) < 3000
+    assert http.post("/v1/completions", json=body).status_code == 404
 
 
 @pytest.mark.parametrize("victim", ["replica", "core"])
