@@ -29,7 +29,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 _MIB = 1 << 20
 MIN_PART_BYTES = 5 * _MIB
-_MAY_BE_ZERO = {"locality_slack_tokens", "w_local"}
+_MAY_BE_ZERO = {"locality_slack_tokens", "w_local", "w_load", "local_floor"}
 _SCHEDULE = ScheduleConfig()
 
 
@@ -135,6 +135,8 @@ class ReplicaSection(Section):
     def _positive(self) -> Self:
         for part in (self.accounts, self.adapters):
             check_positive(part)
+        if self.accounts.local_floor > 1:
+            raise ValueError(f"local_floor must be <= 1, not {self.accounts.local_floor}")
         return self
 
     @model_validator(mode="after")

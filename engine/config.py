@@ -12,6 +12,9 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda", "fake"]
 Dtype = Literal["float32", "bfloat16"]
+Order = Literal["deficit", "vtc", "fcfs"]
+Price = Literal["tokens", "device_seconds", "page_seconds"]
+Charge = Literal["expected", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,34 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, slots=True)
 class AccountConfig:
-    """w_p and w_q price a prompt token computed and an output token. `default_output` is expected
-    of a tenant with no history. Slack in weighted tokens; `w_local` in seconds per token."""
+    """Who is served next; docs/fairness.md says what each choice favours. Amounts are in weighted
+    tokens.
 
+    order           `deficit`: the least served, what is expected of admitted requests counted in;
+                    `vtc`: without that; `fcfs`: the oldest request, whoever's it is
+    price           of service: `tokens`, `device_seconds` or `page_seconds` (`engine.prices`)
+    charge          for output at admission: what is `expected`, or the `budget`, max_tokens
+    w_p, w_q        a prompt token that is computed, and an output token
+    w_load          a MiB of adapter that is loaded
+    w_s             a second of the whole device, at the prices in seconds
+    default_output  output tokens expected of a tenant with no history
+    locality_slack_tokens  accounts no further apart count as equal
+    w_local         seconds per token: how much longer another must have waited than a request whose
+                    adapter is in the batch already (`engine.orders`)
+    local_floor     part of its local share that a tenant keeps however much others serve it
+    """
+
+    order: Order = "deficit"
+    price: Price = "tokens"
+    charge: Charge = "expected"
     w_p: float = 1.0
     w_q: float = 2.0
+    w_load: float = 1.0
+    w_s: float = 20_000.0
     default_output: int = 256
     locality_slack_tokens: float = 256.0
     w_local: float = 0.0005
+    local_floor: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +120,9 @@ class AdapterConfig:
     (the bytes themselves are at fault) for permanent_failure_ttl_s.
     min_residency_s: how long an adapter in use keeps its place on the device when others wait for
     room; max_drain_s: how long its sequences may then run on before they are preempted.
-    max_kills: a version that killed the loader so often is refused. max_rank: of an adapter's
-    modules on a GPU, which keeps workspaces for it."""
+    max_kills: a version that killed the loader so often is refused; max_faults: likewise one whose
+    output was not finite in so many requests, for permanent_failure_ttl_s. max_rank: of an
+    adapter's modules on a GPU, which keeps workspaces for it."""
 
     max_loads: int = 8
     max_fetches: int = 6
@@ -109,6 +133,7 @@ class AdapterConfig:
     max_failure_ttl_s: float = 60.0
     permanent_failure_ttl_s: float = 300.0
     max_kills: int = 2
+    max_faults: int = 3
     max_rank: int = 256
 
 

@@ -23,11 +23,13 @@ from engine.messages import (
     Output,
     Prefetch,
     SequenceOutput,
+    ServiceElsewhere,
     SetPins,
     Submit,
 )
 from engine.plan import Launch, Runner, Upload
 from engine.prefix import PrefixTree
+from engine.prices import prices_of
 from engine.scheduler import Scheduler
 from engine.stepcost import step_cost
 from engine.types import FinishReason, Request
@@ -84,6 +86,8 @@ class Engine:
                 self.scheduler.retire(message, now)
             case LoadDone():
                 self.scheduler.loaded(message, now)
+            case ServiceElsewhere(peers):
+                self.scheduler.exchange.receive(peers)
 
     def submit(self, request: Request) -> None:
         self.deliver(Submit(request))
@@ -151,8 +155,8 @@ def build_engine(
             f" max_model_len {config.model.max_model_len} takes {reserve}. Enlarge arena_bytes."
         )
     arena = Arena(runner.num_pages, reserve, runner.page_bytes, memory.max_move_bytes)
-    accounts = Accounts(config.accounts)
     cost = step_cost(runner.passes)
+    accounts = Accounts(config.accounts, prices_of(config.accounts, cost, runner.num_pages))
     idle: GreedyDualSize[Hashable] = GreedyDualSize()
     prefix = PrefixTree(memory.page_tokens, idle, lambda: cost.token_s * memory.page_tokens)
     cache = AdapterCache(

@@ -32,7 +32,7 @@ class Holdings:
         self._running = running
         self._base_revision = base_revision
         self._is_caching = is_caching
-        self._page_tokens = prefix.page_tokens
+        self.page_tokens = prefix.page_tokens
         self._epoch = 0
         self.last_plan = NO_PLAN
 
@@ -51,7 +51,7 @@ class Holdings:
 
     def num_pages(self, sequence: Sequence) -> int:
         """Pages for all the tokens that are known of it."""
-        return -(-len(sequence.tokens) // self._page_tokens)
+        return -(-len(sequence.tokens) // self.page_tokens)
 
     def take(self, sequence: Sequence, nodes: list[PrefixNode], plan_id: int) -> bool:
         """Row, pages, nodes and lease, for a plan with this id; False and nothing taken where one
@@ -72,7 +72,7 @@ class Holdings:
         sequence.lease = lease
         sequence.nodes = nodes
         sequence.pages = [node.page_id for node in nodes] + pages
-        sequence.num_computed = len(nodes) * self._page_tokens
+        sequence.num_computed = len(nodes) * self.page_tokens
         sequence.num_pending = 0
         sequence.first_plan = plan_id
         self._running.add(sequence)
@@ -92,7 +92,7 @@ class Holdings:
 
         Only tokens whose KV is known to be computed and finite may be counted in.
         """
-        if not self._is_caching or num_tokens // self._page_tokens <= len(sequence.nodes):
+        if not self._is_caching or num_tokens // self.page_tokens <= len(sequence.nodes):
             return
         insertion = self._prefix.insert(
             self._namespace(sequence),
@@ -142,7 +142,7 @@ class Holdings:
         assert len(own) + self._prefix.num_pages == self._arena.num_kv_pages
         for s in self._running:
             assert s.pages[: len(s.nodes)] == [node.page_id for node in s.nodes]
-            assert s.num_computed <= len(s.pages) * self._page_tokens
+            assert s.num_computed <= len(s.pages) * self.page_tokens
 
     def _namespace(self, sequence: Sequence) -> Namespace:
         return Namespace(

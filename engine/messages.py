@@ -88,7 +88,27 @@ class LoadDone:
     permanent: bool = False
 
 
-Input = Submit | Abort | Prefetch | SetPins | Drop | LoadDone
+@dataclass(frozen=True, slots=True)
+class PeerService:
+    """What another replica has served: (tenant, weighted tokens since the start of its core), of
+    the tenants that have changed since the last message about it; of all of them in the first.
+
+    epoch  names one life of its core: counters begin at 0 in each
+    """
+
+    replica: str
+    epoch: str
+    served: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceElsewhere:
+    """What the other replicas have served, to be counted into the accounts here."""
+
+    peers: tuple[PeerService, ...]
+
+
+Input = Submit | Abort | Prefetch | SetPins | Drop | LoadDone | ServiceElsewhere
 
 
 # From the core ----------------------------------------------------------------------------------
@@ -149,6 +169,7 @@ class CoreStats:
     rounding_bytes  of adapters' pages, what holds nothing since runs are whole pages
     arrivals        requests by the tier in which their adapter was when they came: cold, host or
                     device
+    service         weighted tokens served, by tenant, of those that have grown since the last
     num_replayed    steps whose pass was replayed from a graph
     busy_s, base_s  seconds of steps, and what they would cost without adapters by the passes
                     measured at the start: busy_s / base_s - 1 is the adapters' overhead. Both 0
@@ -172,6 +193,7 @@ class CoreStats:
     step_p50_s: float
     step_p99_s: float
     served: tuple[tuple[str, float], ...] = ()
+    service: tuple[tuple[str, float], ...] = ()
     held_pages: int = 0
     rounding_bytes: int = 0
     num_replayed: int = 0

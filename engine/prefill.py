@@ -5,8 +5,12 @@ Standard library only.
 
 from __future__ import annotations
 
-from engine.accounts import Accounts, Turns
+from collections.abc import Callable
+from math import inf
+
+from engine.accounts import Accounts
 from engine.holdings import Holdings
+from engine.orders import MAX_LOOKS, Turns, locality_score
 from engine.preemption import Preemption
 from engine.queue import WaitingQueue
 from engine.reclaim import Reclaim
@@ -53,9 +57,11 @@ class Prefill:
         step.is_full = step.is_full or not self._running.num_free_rows
         step.is_closed = step.is_full and self._preemption.for_row(step.plan_id) is None
         turns = self._turns(step)
-        in_batch = {s.adapter_key for s in self._running}
+        in_batch: set[str | None] = set()
 
         def score(tenant: str) -> float:
+            if not in_batch:
+                in_batch.update(s.adapter_key for s in self._running)
             return self._score(tenant, step, in_batch)
 
         while num_tokens > 0:
@@ -74,20 +80,40 @@ class Prefill:
 
     def _turns(self, step: Step) -> Turns:
         """Those who could be granted anything, the least account first."""
-        tenants = {tenant for tenant, mine in step.half_read.items() if mine}
+        half_read = {tenant for tenant, mine in step.half_read.items() if mine}
+        ready = self._queue.ready_tenants().keys()
+        if step.is_closed:
+            return self._accounts.turns(half_read, self._age(step))
         if not step.is_full:
-            tenants |= self._queue.ready_tenants().keys()
-        elif not step.is_closed:
-            tenants.update(filter(self._preemption.is_below_row_share, self._queue.ready_tenants()))
-        return self._accounts.turns(tenants)
+            return self._accounts.turns(half_read | ready, self._age(step))
+
+        def may_take_a_row(tenant: str) -> bool:
+            is_ready = tenant in ready and self._preemption.is_below_row_share(tenant)
+            return tenant in half_read or is_ready
+
+        among = half_read | ready
+        return self._accounts.turns(among, self._age(step), may_take_a_row, MAX_LOOKS)
+
+    def _age(self, step: Step) -> Callable[[str], float]:
+        """Of the tenant's next request: what `fcfs` goes by."""
+
+        def age(tenant: str) -> float:
+            sequence = self._upcoming(tenant, step)
+            return inf if sequence is None else sequence.order
+
+        return age
+
+    def _upcoming(self, tenant: str, step: Step) -> Sequence | None:
+        mine = step.half_read.get(tenant)
+        return mine[0] if mine else self._queue.head(tenant)
 
     def _score(self, tenant: str, step: Step, in_batch: set[str | None]) -> float:
-        """For choosing between near-equals: see `Accounts.locality_score`."""
-        mine = step.half_read.get(tenant)
-        sequence = mine[0] if mine else self._queue.head(tenant)
+        """For choosing between near-equals: see `orders.locality_score`."""
+        sequence = self._upcoming(tenant, step)
         if sequence is None:
             return 0.0
-        return self._accounts.locality_score(
+        return locality_score(
+            self._accounts.config.w_local,
             step.now - sequence.arrival_s,
             len(sequence.tokens),
             sequence.adapter_key in in_batch,
@@ -106,7 +132,7 @@ class Prefill:
         return newcomer if self._admit(newcomer, step) else None
 
     def _is_barred(self, tenant: str, step: Step) -> bool:
-        return step.bar is not None and self._accounts.account(tenant).value >= step.bar
+        return step.bar is not None and self._accounts.standing(tenant) >= step.bar
 
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         num_pages = self._holdings.num_pages(sequence)
@@ -115,8 +141,11 @@ class Prefill:
             return False
         nodes = self._holdings.cached(sequence)
         self._holdings.hold(nodes)
+        if not self._reclaim.keep_page_quota(sequence.tenant, num_pages, step.last_plan):
+            self._holdings.let_go(nodes)
+            return False
         num_pages -= len(nodes)
-        has_room = self._make_room(num_pages, is_below, step)
+        has_room = self._make_room(sequence, num_pages, is_below, step)
         if has_room and self._requests.admit(sequence, nodes, step.plan_id):
             return True
         self._holdings.let_go(nodes)
@@ -127,10 +156,10 @@ class Prefill:
             step.num_reserved = max(step.num_reserved, num_pages)
         return False
 
-    def _make_room(self, num_pages: int, is_below: bool, step: Step) -> bool:
+    def _make_room(self, sequence: Sequence, num_pages: int, is_below: bool, step: Step) -> bool:
         """A row and so many free pages, beside those that are reserved."""
         if not self._running.num_free_rows and not (
-            is_below and step.preempt(self._preemption.for_row(step.plan_id))
+            is_below and step.preempt(self._preemption.for_row(step.plan_id, sequence.tenant))
         ):
             return False
         needed = num_pages + step.num_reserved
@@ -138,6 +167,6 @@ class Prefill:
             lacking = needed - self._reclaim.num_available
             if not is_below or lacking > self._preemption.num_pages_above():
                 return False
-            if not step.preempt(self._preemption.for_pages(step.plan_id)):
+            if not step.preempt(self._preemption.for_pages(step.plan_id, sequence.tenant)):
                 return False
         return self._reclaim.for_pages(num_pages, step.last_plan)

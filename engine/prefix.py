@@ -7,6 +7,7 @@ a node that nobody holds stays until its page is needed elsewhere. Standard libr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,6 +73,7 @@ class PrefixTree:
         self._idle = idle
         self._page_cost_s = page_cost_s
         self._roots: dict[Namespace, dict[tuple[int, ...], PrefixNode]] = {}
+        self._idle_of: dict[str, OrderedDict[PrefixNode, None]] = {}
         self.num_pages = 0
         self.num_idle = 0
 
@@ -94,7 +96,7 @@ class PrefixTree:
         """A sequence uses these nodes (a path from a root): they stay until it releases them."""
         for node in nodes:
             if node.num_holders == 0:
-                self.num_idle -= 1
+                self._unlist(node)
                 self._idle.remove(node)
             node.num_holders += 1
 
@@ -105,6 +107,7 @@ class PrefixTree:
             node.num_holders -= 1
             if node.num_holders == 0:
                 self.num_idle += 1
+                self._idle_of.setdefault(node.namespace.tenant, OrderedDict())[node] = None
                 self._idle.touch(node, cost_s, 1, PREFIX_KIND)
                 if node.children:
                     self._idle.hold(node)
@@ -153,7 +156,7 @@ class PrefixTree:
         siblings = self._roots[node.namespace] if parent is None else parent.children
         del siblings[node.tokens]
         self.num_pages -= 1
-        self.num_idle -= 1
+        self._unlist(node)
         if parent is None:
             if not siblings:
                 del self._roots[node.namespace]
@@ -161,19 +164,47 @@ class PrefixTree:
             self._idle.let_go(parent)
         return node.page_id
 
+    def num_idle_of(self, tenant: str) -> int:
+        """Its pages that nobody holds."""
+        return len(self._idle_of.get(tenant, ()))
+
+    def idle_by_tenant(self) -> Iterable[tuple[str, int]]:
+        """Tenants with pages that nobody holds, and how many."""
+        return ((tenant, len(nodes)) for tenant, nodes in self._idle_of.items())
+
+    def take_idle(self, tenant: str) -> PrefixNode:
+        """The tenant's longest unused node, taken out of `idle` for `evict`. Whoever holds a node
+        holds all above it, and of nodes let go together the deeper count as longer unused: so it is
+        a leaf. Raises KeyError where there is none."""
+        node = next(iter(self._idle_of[tenant]))
+        self._idle.remove(node)
+        return node
+
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         nodes = list(self._nodes())
         assert len(nodes) == self.num_pages == len({node.page_id for node in nodes})
         assert sum(node.num_holders == 0 for node in nodes) == self.num_idle
         assert all(self._roots.values()), "an empty namespace"
+        assert self.num_idle == sum(len(nodes) for nodes in self._idle_of.values())
+        assert all(not next(iter(nodes)).children for nodes in self._idle_of.values())
         for node in nodes:
+            assert (node in self._idle_of.get(node.namespace.tenant, ())) == (not node.num_holders)
             assert len(node.tokens) == self.page_tokens
             assert (node in self._idle) == (node.num_holders == 0)
             for tokens, child in node.children.items():
                 assert child.parent is node and child.tokens == tokens
                 assert child.namespace == node.namespace
                 assert child.num_holders <= node.num_holders
+
+    def _unlist(self, node: PrefixNode) -> None:
+        """It is idle no longer."""
+        self.num_idle -= 1
+        tenant = node.namespace.tenant
+        of = self._idle_of[tenant]
+        del of[node]
+        if not of:
+            del self._idle_of[tenant]
 
     def _nodes(self) -> Iterator[PrefixNode]:
         waiting = [node for root in self._roots.values() for node in root.values()]

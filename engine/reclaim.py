@@ -1,5 +1,6 @@
-"""Room in the arena: cached prefixes and idle adapters go, those that are cheapest to bring back
-for their size first. Standard library only.
+"""Room in the arena: cached prefixes and idle adapters go. First what a tenant has borrowed: idle
+adapters of tenants above their quota, then cached prefixes of the tenant furthest above its share
+of pages; then whatever is cheapest to bring back for its size. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ from engine.adapters.residents import ADAPTER_KIND, Residents
 from engine.adapters.version import Version
 from engine.arena import Arena
 from engine.eviction import GreedyDualSize
+from engine.page_shares import PageShares
 from engine.prefix import PrefixNode, PrefixTree
+
+LOOK_AFTER = 64
+"""Evictions after which it is looked again who is above their share of pages: with a thousand
+tenants a look at all of them takes as long as a whole step may."""
 
 
 class Reclaim:
-    """All or nothing: nothing is evicted where that would not be enough. Idle adapters of tenants
-    above their quota go ahead of all else.
+    """All or nothing: nothing is evicted where that would not be enough. `begin` is called once,
+    with the tenants' shares of pages.
 
     quotas: of tenants on the device.
     plan_id, in every call: the last launched plan, which may still use what is evicted.
@@ -35,7 +41,12 @@ class Reclaim:
         self._prefix = prefix
         self._residents = residents
         self._quotas = quotas
+        self._borrower: str | None = None
+        self._num_left = 0  # evictions until the next look, or pages that the borrower is above
         self.num_evicted = 0
+
+    def begin(self, shares: PageShares) -> None:
+        self._shares = shares
 
     @property
     def num_available(self) -> int:
@@ -72,6 +83,15 @@ class Reclaim:
             self._residents.evict(victim, plan_id)
         return True
 
+    def keep_page_quota(self, tenant: str, num_pages: int, plan_id: int) -> bool:
+        """The tenant's own cached prefixes make way for so many pages more. False: it is above its
+        hard limit with them even so."""
+        while excess := self._shares.excess(tenant, num_pages):
+            if self._prefix.num_idle_of(tenant) < excess:
+                return False
+            self._evict_prefix(tenant, plan_id)
+        return True
+
     def free_shortage(self, num_pages: int) -> int:
         """Pages that would have to come free before a claim of so many that evicts nothing."""
         beside = self._arena.adapter_pages + num_pages - self._arena.max_adapter_pages
@@ -88,6 +108,8 @@ class Reclaim:
         if self._quotas.over:
             over = self._quotas.over
             victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) in over)
+        if victim is None and kinds is None and self._evict_borrowed(plan_id):
+            return
         if victim is None:
             victim = self._idle.pop(kinds)
         self.num_evicted += 1
@@ -96,6 +118,22 @@ class Reclaim:
         else:
             assert isinstance(victim, Version), "fewer idle pages than counted"
             self._residents.evict(victim, plan_id)
+
+    def _evict_borrowed(self, plan_id: int) -> bool:
+        """A cached prefix of the tenant furthest above its share of pages. False: there is none."""
+        if self._num_left == 0:
+            found = self._shares.furthest()
+            self._borrower, self._num_left = found or (None, LOOK_AFTER)
+        self._num_left -= 1
+        if self._borrower is None or not self._prefix.num_idle_of(self._borrower):
+            return False
+        self._evict_prefix(self._borrower, plan_id)
+        return True
+
+    def _evict_prefix(self, tenant: str, plan_id: int) -> None:
+        self.num_evicted += 1
+        page_id = self._prefix.evict(self._prefix.take_idle(tenant))
+        self._arena.free((page_id,), plan_id)
 
 
 def _owner(key: Hashable) -> str | None:

@@ -12,6 +12,7 @@ from engine.counters import Counters
 from engine.errors import Conflict, ErrorInfo
 from engine.holdings import Holdings
 from engine.messages import Drop, LoadDone, SequenceOutput
+from engine.page_shares import PageShares
 from engine.prefix import PrefixNode
 from engine.queue import WaitingQueue
 from engine.refusal import refusal
@@ -29,6 +30,7 @@ class Requests:
         running: RunningSet,
         holdings: Holdings,
         accounts: Accounts,
+        shares: PageShares,
         cache: AdapterCache,
         counters: Counters,
     ) -> None:
@@ -36,6 +38,7 @@ class Requests:
         self._running = running
         self._holdings = holdings
         self._accounts = accounts
+        self._shares = shares
         self._cache = cache
         self._counters = counters
         self._sequences: dict[str, Sequence] = {}
@@ -68,8 +71,7 @@ class Requests:
         """A load has ended; if it failed, so do the requests that wait for it."""
         error = self._cache.on_loaded(done, now)
         if error is not None:
-            for sequence in self._queue.waiting_for(done.key):
-                self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
+            self._outputs += self.end_waiting(done.key, error)
 
     def retire(self, drop: Drop, now: float) -> None:
         """A version is retired. Its requests go on, or end here and now where that was ordered."""
@@ -80,6 +82,11 @@ class Requests:
             for sequence in running + self._queue.waiting_for(key):
                 error = retired_now(drop.ref)
                 self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
+
+    def end_waiting(self, key: str, error: ErrorInfo) -> list[SequenceOutput]:
+        """Ends, with this error, those that wait for the adapter."""
+        waiting = self._queue.waiting_for(key)
+        return [self.finish(sequence, FinishReason.ERROR, error) for sequence in waiting]
 
     def take_outputs(self) -> list[SequenceOutput]:
         """Ends that no step brought about."""
@@ -146,7 +153,9 @@ class Requests:
     ) -> ErrorInfo | None:
         if request.id in self._sequences:
             return Conflict(f"A request with id {request.id!r} is in progress.").info()
-        error = refusal(request, model, base_revision)
+        self._shares.learn(request.tenant)
+        page_tokens = self._holdings.page_tokens
+        error = refusal(request, model, base_revision) or self._shares.refusal(request, page_tokens)
         if error is not None:
             return error.info()
         if request.adapter is None:

@@ -14,24 +14,25 @@ from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.counters import Counters
-from engine.errors import LoraplexError
+from engine.exchange import ServiceExchange
 from engine.holdings import Holdings
 from engine.messages import CoreStats, Drop, LoadDone, SequenceOutput
 from engine.pacing import Pacing
+from engine.page_shares import PageShares
 from engine.pages import NO_PLAN
 from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
 from engine.preemption import Preemption
 from engine.prefill import Prefill
 from engine.prefix import PrefixTree
+from engine.quarantine import Quarantine
 from engine.queue import WaitingQueue
 from engine.requests import Requests
 from engine.running import RunningSet
 from engine.sequence import Sequence
+from engine.settling import Settling
 from engine.step import Step
 from engine.stepcost import StepCost
 from engine.types import FinishReason, Request
-
-NOT_FINITE = "The model's output for this request is not a finite number. Check its adapter."
 
 
 class Scheduler:
@@ -55,20 +56,24 @@ class Scheduler:
         self._base_revision = base_revision
         self._cost = cost
         self._last_plan = NO_PLAN
+        self._now = 0.0
         self.arena = arena
         self.accounts = accounts
         self.cache = cache
         self.prefix = prefix
+        self.exchange = ServiceExchange(accounts, config.accounts.local_floor)
         self.counters = Counters()
         self._queue = WaitingQueue()
         self._running = RunningSet(config.schedule.max_seqs)
         self._holdings = Holdings(
             arena, prefix, cache, self._running, base_revision, config.schedule.prefix_cache
         )
+        shares = PageShares(self._running, prefix, accounts, arena.num_pages - 1)
+        cache.reclaim.begin(shares)
         self._requests = Requests(
-            self._queue, self._running, self._holdings, accounts, cache, self.counters
+            self._queue, self._running, self._holdings, accounts, shares, cache, self.counters
         )
-        self._preemption = Preemption(self._running, accounts, arena.num_pages - 1)
+        self._preemption = Preemption(self._running, accounts, shares)
         self._pacing = Pacing(config.schedule, cost, prefix.page_tokens)
         self._prefill = Prefill(
             accounts,
@@ -78,6 +83,15 @@ class Scheduler:
             self._preemption,
             self._queue,
             self._running,
+        )
+
+        self._settling = Settling(
+            accounts,
+            cache,
+            self._requests,
+            self._holdings,
+            self.counters,
+            Quarantine(config.adapters.max_faults, config.adapters.permanent_failure_ttl_s),
         )
 
     # Events
@@ -106,6 +120,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next plan, which the caller launches; None where there is nothing for the device."""
+        self._now = now
         oldest = self._running.oldest
         self.cache.turns.oldest = None if oldest is None else oldest.adapter_key
         self.cache.advance(now, self._last_plan)
@@ -133,21 +148,7 @@ class Scheduler:
         size = plan.size
         self._cost.observe(size, result.seconds)
         self.counters.step(result.seconds, self._cost.base_s(size), result.replayed)
-        failed = result.failed or (False,) * len(plan.spans)
-        outputs: list[SequenceOutput] = []
-        for span, tokens, is_failed in zip(plan.spans, result.tokens, failed, strict=True):
-            sequence = span.sequence
-            if sequence.row != span.row or plan.id < sequence.first_plan:
-                continue
-            if is_failed:
-                error = LoraplexError(NOT_FINITE, code="not_finite").info()
-                outputs.append(self._requests.finish(sequence, FinishReason.ERROR, error))
-                continue
-            if span.start < len(sequence.request.prompt):
-                self._settle_prompt(sequence, span)
-            if span.samples:
-                outputs.append(self._accept(sequence, span, tokens))
-        return outputs
+        return self._settling.settle(result, self._now)
 
     # What there is
 
@@ -180,6 +181,7 @@ class Scheduler:
             step_p50_s=counters.step_quantile(0.5),
             step_p99_s=counters.step_quantile(0.99),
             served=tuple(counters.served.items()),
+            service=self.exchange.take_changes(),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
             arrivals=tuple((tier.name.lower(), n) for tier, n in counters.arrivals.items()),
@@ -203,7 +205,8 @@ class Scheduler:
         """One token for every decoding sequence, the oldest first; notes those half read."""
         page_tokens = self.prefix.page_tokens
         for sequence in tuple(self._running):
-            length, num_computed = sequence.length, sequence.num_computed
+            length = len(sequence.tokens) + sequence.num_pending
+            num_computed = sequence.num_computed
             if sequence.row < 0 or length >= sequence.max_length:
                 continue  # preempted just now, or its last token is on the device
             if length - num_computed > 1:
@@ -215,6 +218,10 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """A page more for a decoding sequence. False: it skips this step, or was preempted."""
+        while not self.cache.reclaim.keep_page_quota(sequence.tenant, 1, self._last_plan):
+            newest = self._preemption.own_newest(sequence)
+            if not step.preempt(newest) or newest is sequence:
+                return False
         while not self.cache.reclaim.for_pages(1, self._last_plan):
             victim = self._preemption.for_growth(sequence, step.plan_id)
             if not step.preempt(victim) or victim is sequence:
@@ -239,7 +246,7 @@ class Scheduler:
         if tenant is None:
             return None
         slack = self._config.accounts.locality_slack_tokens
-        return self.accounts.account(tenant).value - slack
+        return self.accounts.standing(tenant) - slack
 
     def _plan(self, step: Step) -> StepPlan | None:
         """Positions are read after the moves: the tables say where things lie in the next plan."""
@@ -275,31 +282,3 @@ class Scheduler:
         sequence.num_computed = end
         sequence.num_pending += samples
         return span
-
-    # Settling
-
-    def _settle_prompt(self, sequence: Sequence, span: Span) -> None:
-        """Settles the part of the prompt that a span has read."""
-        num_tokens = min(span.num_tokens, len(sequence.request.prompt) - span.start)
-        self.accounts.computed(sequence.request.id, num_tokens)
-
-    def _accept(self, sequence: Sequence, span: Span, tokens: tuple[int, ...]) -> SequenceOutput:
-        """Appends what a row has drawn, up to where the sequence ends."""
-        request = sequence.request
-        num_left = sequence.max_length - len(sequence.tokens)
-        accepted = tokens if len(tokens) <= num_left else tokens[:num_left]
-        finish = FinishReason.LENGTH if len(accepted) == num_left else None
-        for i, token in enumerate(accepted):
-            if token in request.stop_token_ids:
-                accepted, finish = accepted[:i], FinishReason.STOP
-                break
-        sequence.num_pending -= 1
-        sequence.tokens += accepted
-        self.accounts.produced(request.id, len(tokens))
-        self.counters.output(request.tenant.id, len(accepted))
-        num_known = span.start + span.num_tokens
-        if num_known // self.prefix.page_tokens > len(sequence.nodes):
-            self._holdings.keep(sequence, num_known)
-        if finish is not None:
-            return self._requests.finish(sequence, finish, tokens=accepted)
-        return SequenceOutput(request.id, accepted, num_cached=sequence.report_cached())

@@ -30,6 +30,7 @@ class Sequence:
     num_cached     prompt tokens that the prefix cache gave it when it was first admitted
     ever_admitted  it has been charged; later admissions (after preemption) are not charged again
     reported       its first output has left
+    num_prompt     tokens of its prompt
     max_length     prompt and all output tokens that it may have
     positions      physical positions of `pages`, as long as `positions_epoch` is the present one
     """
@@ -51,12 +52,14 @@ class Sequence:
     finished: bool = False
     positions: tuple[int, ...] = ()
     positions_epoch: int = -1
+    num_prompt: int = field(init=False)
     max_length: int = field(init=False)
     adapter_key: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
-        self.max_length = len(request.prompt) + request.max_tokens
+        self.num_prompt = len(request.prompt)
+        self.max_length = self.num_prompt + request.max_tokens
         # Kept, since a step asks for it of every row and a reference makes a string of it.
         self.adapter_key = None if request.adapter is None else request.adapter.key
 

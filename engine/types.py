@@ -24,6 +24,8 @@ class Tenant:
     max_host_bytes, max_device_bytes  of its adapters on one replica, in host memory and on the
                     device (None: no limit). At its limit a tenant's own adapters make way for its
                     next one; see `engine.adapters.quotas`
+    soft_kv_share, hard_kv_share  parts, 0 .. 1, of a replica's KV pages: above the first, what it
+                    has borrowed is the first to go; above the second it never gets (None: no limit)
     """
 
     id: str
@@ -32,6 +34,8 @@ class Tenant:
     max_queued: int = 128
     max_host_bytes: int | None = None
     max_device_bytes: int | None = None
+    soft_kv_share: float | None = None
+    hard_kv_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,10 @@ class AdapterCache:
             or self._pins.obstacle(ref.num_elements * self._itemsize)
         )
 
+    def refuse(self, ref: AdapterRef, error: ErrorInfo, now: float) -> None:
+        """Requests for it are answered with this error for `permanent_failure_ttl_s`."""
+        self._failures.add(ref.key, error, True, now)
+
     def want(self, ref: AdapterRef, tenant: Tenant) -> None:
         """One more request, of this tenant, waits for it."""
         self._learn(tenant)
@@ -278,7 +282,7 @@ class AdapterCache:
     def _account(self, tenant: str) -> float:
         """The account's value; of a tenant that never had a request, after all others'."""
         try:
-            return self._accounts.account(tenant).value
+            return self._accounts.standing(tenant)
         except KeyError:
             return inf
 

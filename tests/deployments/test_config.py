@@ -48,6 +48,8 @@ def with_replica(**replica):
         ({**MINIMAL, "replica": {"schedule": {"max_seqs": 0}}}, "replica.schedule.max_seqs"),
         ({**MINIMAL, "replica": {"num_replicas": 3, "autoscaling": {"max_replicas": 2}}}, "bounds"),
         ({**MINIMAL, "replica": {"accounts": {"w_p": -1}}}, "w_p must be > 0"),
+        ({**MINIMAL, "replica": {"accounts": {"local_floor": 2}}}, "local_floor must be <= 1"),
+        ({**MINIMAL, "replica": {"accounts": {"order": "fair"}}}, "deficit"),
         ({**MINIMAL, "replica": {"memory": {"arena_bytes": "lots"}}}, "replica.memory.arena_bytes"),
         ({**MINIMAL, "ingress": {"registry_poll_s": 3}}, "ingress.registry_poll_s"),
         ({**MINIMAL, "router": {"load_factor": 1}}, "router.load_factor"),

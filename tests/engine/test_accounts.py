@@ -12,16 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.accounts import HISTORY, MAX_IDLE, NEAR_EQUALS, Accounts
+from engine.accounts import MAX_IDLE, Accounts
 from engine.config import AccountConfig
+from engine.expectation import HISTORY
+from engine.orders import NEAR_EQUALS, Turns, locality_score
+from engine.prices import prices_of
+from engine.stepcost import LineCost
 from engine.types import Tenant
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
 W_P, W_Q = 1.0, 2.0
 
 
-def accounts(**config: float) -> Accounts:
-    return Accounts(AccountConfig(w_p=W_P, w_q=W_Q, default_output=256, **config))  # type: ignore[arg-type]
+def accounts(**fields: object) -> Accounts:
+    config = AccountConfig(w_p=W_P, w_q=W_Q, default_output=256, **fields)  # type: ignore[arg-type]
+    return Accounts(config, prices_of(config, LineCost(), 100))
+
+
+def turns_of(books: Accounts, tenants: set[str]) -> Turns:
+    return books.turns(tenants, age=lambda tenant: 0.0)
 
 
 def serve(books: Accounts, request_id: str, tenant: Tenant, num_prompt: int, num_out: int) -> None:
@@ -211,7 +220,7 @@ def test_turns_follow_the_accounts_as_they_change() -> None:
         for turn in range(3):
             books.arrive(f"{tenant.id}{turn}", tenant)
     books.admit("b0", 100, 1)
-    turns = books.turns({"a", "b"})
+    turns = turns_of(books, {"a", "b"})
     assert turns.next() == "a"
     books.admit("a0", 150, 1)
     turns.again("a")
@@ -226,9 +235,11 @@ def test_locality_chooses_among_near_equals_only() -> None:
         books.arrive(tenant.id, tenant)
         books.admit(tenant.id, num_prompt, 1)
     score = {"a": 0.0, "b": 1.0, "c": 9.0}
-    turns = books.turns({"a", "b", "c"})
+    turns = turns_of(books, {"a", "b", "c"})
     assert [turns.next(score.__getitem__) for _ in range(4)] == ["b", "a", "c", None]
-    assert books.turns({"a", "b"}).next(lambda tenant: 0.0) == "a", "of equals the least account"
+    assert turns_of(books, {"a", "b"}).next(lambda tenant: 0.0) == "a", (
+        "of equals the least account"
+    )
 
 
 def test_locality_looks_at_a_bounded_number_of_tenants() -> None:
@@ -237,16 +248,15 @@ def test_locality_looks_at_a_bounded_number_of_tenants() -> None:
     for tenant in tenants:
         books.arrive(tenant.id, tenant)
     asked: list[str] = []
-    turns = books.turns({tenant.id for tenant in tenants})
+    turns = turns_of(books, {tenant.id for tenant in tenants})
     turns.next(lambda tenant: float(asked.append(tenant) or 0))
     assert len(asked) <= 2 * NEAR_EQUALS
 
 
 def test_locality_outweighs_a_stated_wait_and_no_more() -> None:
-    books = accounts(w_local=0.001)
-    resident = books.locality_score(wait_s=1.0, num_tokens=500, in_batch=True)
-    assert books.locality_score(1.4, 500, False) < resident
-    assert books.locality_score(1.6, 500, False) > resident
+    resident = locality_score(0.001, wait_s=1.0, num_tokens=500, in_batch=True)
+    assert locality_score(0.001, 1.4, 500, False) < resident
+    assert locality_score(0.001, 1.6, 500, False) > resident
 
 
 def test_shares_are_by_the_weights_of_those_with_work_and_at_least_one() -> None:
@@ -388,7 +398,7 @@ class Server:
             self.books.finish(job.id, completed=False)
 
     def step(self) -> None:
-        turns = self.books.turns({t for t, queue in self.queues.items() if queue})
+        turns = turns_of(self.books, {t for t, queue in self.queues.items() if queue})
         while len(self.running) < self.rows and (tenant := turns.next()) is not None:
             job = self.queues[tenant].popleft()
             job.prompt_left = job.prompt
