@@ -40,7 +40,7 @@ class Reclaim:
         self._idle = idle
         self._prefix = prefix
         self._residents = residents
-        self._quotas = quotas
+        self.quotas = quotas
         self._borrower: str | None = None
         self._num_left = 0  # evictions until the next look, or pages that the borrower is above
         self.num_evicted = 0
@@ -75,7 +75,7 @@ class Reclaim:
         """The tenant's own idle adapters make way for its next one. False: it is above its quota
         with it even so."""
         tenant = version.ref.tenant
-        while self._quotas.excess(tenant, version.num_bytes):
+        while self.quotas.excess(tenant, version.num_bytes):
             victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) == tenant)
             if not isinstance(victim, Version):
                 return False
@@ -105,8 +105,8 @@ class Reclaim:
 
     def _evict_one(self, kinds: tuple[str, ...] | None, plan_id: int) -> None:
         victim = None
-        if self._quotas.over:
-            over = self._quotas.over
+        if self.quotas.over:
+            over = self.quotas.over
             victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) in over)
         if victim is None and kinds is None and self._evict_borrowed(plan_id):
             return

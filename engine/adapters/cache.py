@@ -78,9 +78,9 @@ class AdapterCache:
             self._residents,
             self.reclaim,
             self.turns,
-            self._on_device,
             config,
             self._account,
+            self._loading.refresh,
         )
         life.begin(self._loading, self._promotion, self._residents)
         self._failures = Failures(
@@ -134,7 +134,7 @@ class AdapterCache:
         version.num_waiting -= 1
         if version.num_waiting:
             return
-        self._residents.refresh(version)
+        self._life.refresh(version)
         if version.is_ordered:
             return
         if version.state is State.WANTED:
@@ -196,11 +196,10 @@ class AdapterCache:
         self._failures.succeeded(version.key)
         version.load_s = done.seconds
         version.layout = done.layout
+        version.is_ordered = version.is_ordered and version.goal is Tier.DEVICE
         self._loading.used(version)
         if version.goal is Tier.DEVICE:
             self._promotion.want(version)
-        else:
-            version.is_ordered = False
         return None
 
     def on_uploaded(self, key: str, now: float) -> None:

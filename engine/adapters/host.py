@@ -27,7 +27,7 @@ class HostPool:
 
     def allocate(self, num_bytes: int) -> int | None:
         """Offset of a free block of at least `num_bytes`, or None where no gap is as large."""
-        size = _aligned(num_bytes)
+        size = block_bytes(num_bytes)
         for i, (start, length) in enumerate(self._gaps):
             if length >= size:
                 if length == size:
@@ -53,7 +53,7 @@ class HostPool:
 
     def fits(self, num_bytes: int) -> bool:
         """Whether the block would fit into an empty pool."""
-        return _aligned(num_bytes) <= self.num_bytes
+        return block_bytes(num_bytes) <= self.num_bytes
 
     def room_beside(self, offsets: Iterable[int]) -> int:
         """Bytes of the largest block that would fit if these were the only ones held."""
@@ -77,5 +77,6 @@ class HostPool:
         assert self._gaps == sorted(self._gaps)
 
 
-def _aligned(num_bytes: int) -> int:
+def block_bytes(num_bytes: int) -> int:
+    """What a block of so many bytes takes of the pool."""
     return max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES

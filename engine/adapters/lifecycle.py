@@ -53,8 +53,12 @@ class Lifecycle:
             self._promotion.want(version)
         elif version.state is State.WANTED:
             self._loading.want(version)
-        elif version.state is State.DEVICE:
-            self._residents.refresh(version)
+        self.refresh(version)
+
+    def refresh(self, version: Version) -> None:
+        """Call after its waiting requests, its pin or its state have changed: may it go?"""
+        self._residents.refresh(version)
+        self._loading.refresh(version)
 
     def drop(self, ref: AdapterRef, plan_id: int) -> None:
         """A retired version that nobody uses; one that is on its way between tiers comes later."""
@@ -76,7 +80,7 @@ class Lifecycle:
         self.report.touch(version.key)
 
     def changed(self, version: Version) -> None:
-        self._residents.refresh(version)
+        self.refresh(version)
         self.report.touch(version.key)
 
     def on_evicted(self, version: Version) -> None:
@@ -88,6 +92,7 @@ class Lifecycle:
             self.approach(version, Tier.DEVICE)
         elif version.state is State.WANTED:
             self.forget(version)
+        self._loading.refresh(version)
 
     def on_dropped(self, version: Version) -> None:
         """Its block has left host memory."""

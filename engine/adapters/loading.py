@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from heapq import heapify, heappop
 
-from engine.adapters.host import HostPool
+from engine.adapters.blocks import Blocks
+from engine.adapters.host import HostPool, block_bytes
 from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
 from engine.messages import Load
@@ -45,9 +47,7 @@ class Loading:
         self._on_dropped = on_dropped
         self._wanted: dict[str, Version] = {}
         self._loading: dict[int, Version] = {}
-        self._held: dict[str, Version] = {}
-        self._worth: dict[str, float] = {}
-        self._clock = 0.0
+        self._blocks = Blocks()
         self._next_id = 0
 
     def want(self, version: Version) -> None:
@@ -61,18 +61,19 @@ class Loading:
 
     def start(self, now: float) -> list[Load]:
         """The loads to send now."""
+        if not self._wanted or len(self._loading) == self._max_loads:
+            return []
+        may_fetch = self._may_fetch
+        turns = [
+            (self._turn(v), v) for v in self._wanted.values() if may_fetch or v.key in self._near
+        ]
+        heapify(turns)
         loads: list[Load] = []
         held_up: set[str] = set()
-        while len(self._loading) < self._max_loads:
-            may_fetch = self._num_fetches < self._max_fetches
-            able = [
-                v
-                for v in self._wanted.values()
-                if v.ref.tenant not in held_up and (may_fetch or v.key in self._near)
-            ]
-            if not able:
-                break
-            version = min(able, key=self._turn)
+        while turns and len(self._loading) < self._max_loads:
+            version = heappop(turns)[1]
+            if version.ref.tenant in held_up or not (may_fetch or version.key in self._near):
+                continue
             if not self._keep_quota(version):
                 held_up.add(version.ref.tenant)
                 continue
@@ -80,6 +81,7 @@ class Loading:
             if offset is None:
                 break
             loads.append(self._begin(version, offset, now))
+            may_fetch = self._may_fetch
         return loads
 
     def _begin(self, version: Version, offset: int, now: float) -> Load:
@@ -100,13 +102,13 @@ class Loading:
         if version is not None:
             self._learn(version.key, succeeded)
             version.state = State.HOST
-            self._held[version.key] = version
             self.used(version)
         return version
 
     @property
-    def _num_fetches(self) -> int:
-        return sum(version.key not in self._near for version in self._loading.values())
+    def _may_fetch(self) -> bool:
+        num_fetches = sum(version.key not in self._near for version in self._loading.values())
+        return num_fetches < self._max_fetches
 
     def _learn(self, key: str, is_near: bool) -> None:
         """A guess: the loader may have evicted it from the disk, and has others there from before
@@ -120,15 +122,19 @@ class Loading:
 
     def used(self, version: Version) -> None:
         """Its block was used: it is worth its cost again (GreedyDual-Size)."""
-        self._worth[version.key] = self._clock + version.load_s / version.num_bytes
+        self._blocks.used(version)
+
+    def refresh(self, version: Version) -> None:
+        """Call after what `blocks.is_droppable` looks at has changed. Nothing happens to a version
+        without a block."""
+        self._blocks.refresh(version)
 
     def drop(self, version: Version) -> None:
         """Gives back the room of a block in host memory."""
         assert version.host_offset is not None
+        self._blocks.remove(version)
         self.pool.free(version.host_offset)
         version.host_offset = None
-        del self._held[version.key]
-        del self._worth[version.key]
         self._quotas.add(version.ref.tenant, -version.num_bytes)
 
     def check(self) -> None:
@@ -136,9 +142,8 @@ class Loading:
         assert len(self._loading) <= self._max_loads and len(self._near) <= MAX_NEAR
         assert all(v.state is State.WANTED and v.host_offset is None for v in self._wanted.values())
         assert all(v.state is State.LOADING for v in self._loading.values())
-        assert all(v.host_offset is not None for v in self._held.values())
-        assert set(self._held) == set(self._worth)
-        held = [*self._held.values(), *self._loading.values()]
+        self._blocks.check()
+        held = [*self._blocks, *self._loading.values()]
         assert self.pool.num_blocks == len({v.host_offset for v in held}) == len(held)
         by_tenant: Counter[str] = Counter()
         for version in held:
@@ -151,13 +156,10 @@ class Loading:
         offset = self.pool.allocate(num_bytes)
         if offset is not None:
             return offset
-        droppable = sorted(
-            (v for v in self._held.values() if is_droppable(v)), key=self._goes_first
-        )
-        if self.pool.num_free + sum(v.num_bytes for v in droppable) < num_bytes:
+        if self.pool.num_free + self._blocks.num_droppable_bytes < block_bytes(num_bytes):
             return None
-        for version in droppable:
-            self._make_way(version)
+        while (victim := self._blocks.cheapest(self._quotas.over)) is not None:
+            self._make_way(victim)
             offset = self.pool.allocate(num_bytes)
             if offset is not None:
                 return offset
@@ -167,33 +169,20 @@ class Loading:
         """The tenant's own blocks make way for its next one. False: it has too much that can't at
         present, and what is on its way to the device soon can."""
         tenant = version.ref.tenant
-        if not self._quotas.excess(tenant, version.num_bytes):
-            return True
-        own = [v for v in (*self._held.values(), *self._loading.values()) if v.ref.tenant == tenant]
-        for victim in sorted(filter(is_droppable, own), key=self._value):
+        while self._quotas.excess(tenant, version.num_bytes):
+            victim = self._blocks.cheapest_of({tenant})
+            if victim is None:
+                own = (
+                    v for v in (*self._blocks, *self._loading.values()) if v.ref.tenant == tenant
+                )
+                return all(v.pin is not Tier.COLD for v in own)
             self._make_way(victim)
-            if not self._quotas.excess(tenant, version.num_bytes):
-                return True
-        return all(v.host_offset is None or v.pin is not Tier.COLD for v in own)
+        return True
 
     def _make_way(self, version: Version) -> None:
-        self._clock = max(self._clock, self._value(version))
+        self._blocks.age_to(version)
         self.drop(version)
         self._on_dropped(version)
 
-    def _value(self, version: Version) -> float:
-        return self._worth[version.key]
-
-    def _goes_first(self, version: Version) -> tuple[bool, float]:
-        return (version.ref.tenant not in self._quotas.over, self._value(version))
-
     def _turn(self, version: Version) -> tuple[bool, float, int]:
         return (version.num_waiting == 0, self._account(version.tenant), version.order)
-
-
-def is_droppable(version: Version) -> bool:
-    """On the device anyway, or wanted by nobody; and not pinned here."""
-    if version.state is State.DEVICE:
-        return version.pin is not Tier.HOST
-    is_wanted = version.is_asked_for or version.pin is not Tier.COLD
-    return version.state is State.HOST and not is_wanted

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain
 
-from engine.adapters.quotas import Quotas
 from engine.adapters.residents import Residents
 from engine.adapters.turns import Claimant, Turns
 from engine.adapters.version import State, Tier, Version
@@ -37,8 +36,8 @@ class UploadOrder:
 
 
 class Promotion:
-    """quotas: of tenants on the device, counted from the claim on. account: a tenant's account
-    value."""
+    """reclaim: its quotas count a version from the claim on. account: a tenant's account value.
+    changed: called with a version that has taken a step, or is to take none any more."""
 
     def __init__(
         self,
@@ -46,17 +45,18 @@ class Promotion:
         residents: Residents,
         reclaim: Reclaim,
         turns: Turns,
-        quotas: Quotas,
         config: AdapterConfig,
         account: Callable[[str], float],
+        changed: Callable[[Version], None],
     ) -> None:
         self._arena = arena
         self._residents = residents
         self._reclaim = reclaim
         self._turns = turns
-        self._quotas = quotas
+        self._quotas = reclaim.quotas
         self._config = config
         self._account = account
+        self._changed = changed
         self._waiting: dict[str, Version] = {}
         self._claimed: dict[str, Version] = {}
         self._uploading: dict[str, Version] = {}
@@ -79,6 +79,7 @@ class Promotion:
             version.blocked_since_s = None
             version.is_ordered = False
             version.goal = Tier.HOST
+            self._changed(version)
 
     def advance(self, now: float, plan_id: int) -> list[UploadOrder]:
         """Claims, yields, and the uploads to begin now. plan_id: the last launched plan."""
@@ -97,6 +98,7 @@ class Promotion:
         version.is_ordered = False
         self._arena.end_upload(version.adapter)
         self._residents.add(version, now)
+        self._changed(version)
         return version
 
     def check(self) -> None:
@@ -146,6 +148,7 @@ class Promotion:
         version.state = State.CLAIMED
         version.blocked_since_s = None
         self._claimed[version.key] = version
+        self._changed(version)
         self._quotas.add(version.ref.tenant, version.num_bytes)
         return True
 

@@ -46,6 +46,17 @@ def test_one_load_however_many_ask(depth: int) -> None:
     assert world.residency.device == (ref.key,)
 
 
+def test_small_blocks_make_room_for_a_large_one() -> None:
+    """Each takes a whole block of 4096 bytes of host memory."""
+    world = World(config(host_bytes=2 * 4096))
+    for name in ("a", "b"):
+        world.submit(name, ref=adapter(name, num_pages=1))
+        world.run()
+    world.submit("large", ref=adapter("large", num_pages=8))
+    world.run()
+    assert world.answers["large"].finish is FinishReason.LENGTH
+
+
 def test_a_load_belongs_to_nobody_who_asked_for_it() -> None:
     world = World(config())
     ref = adapter("a")
