@@ -29,6 +29,7 @@ from deployments.import_folder import missing_file
 from deployments.orders import Order, Source, upload_prefix
 from deployments.probes import answered
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.alias import is_digest
 from deployments.registry.records import check_name
 from deployments.registry.version_record import VersionRecord
 from deployments.rest_bodies import PromoteBody, PublishBody, RollbackBody, page, page_limit, parse
@@ -233,6 +234,10 @@ class AdapterRoutes:
         bytes that another name of the tenant still serves (`shared` in the answer)."""
         now = _flag(request, "now")
         caller = self._scope(await self._caller(request), tenant, name)
+        if version is not None and not is_digest(version):
+            # Once its version is retired, the name `canary` stands for nothing.
+            found = await asyncio.to_thread(self.adapters.get, tenant, name)
+            version = found.find(version).ref.digest
         record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
         await self.catalog.refresh()

@@ -87,7 +87,7 @@ class RayReplicas:
     async def tell(
         self, method: str, order: Mapping[str, Any], timeout_s: float
     ) -> list[Mapping[str, Any]]:
-        """`pin_keeper.Replicas`: the same order to every replica."""
+        """The same order to every replica."""
         return await self._broadcast(timeout_s, method, order)
 
     async def _broadcast(

@@ -20,6 +20,7 @@ from engine.adapters.store import AdapterCorrupt, ObjectChanged, ObjectStore
 from engine.errors import AdapterUnavailable
 
 T = TypeVar("T")
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ class DiskTier:
         and hold them while the copy is made."""
         with self._changed:
             while not self._evict(num_bytes):
-                self._changed.wait()
+                # Another process may have what would have gone, and nobody tells us when it ends.
+                self._changed.wait(POLL_S)
             self._promised += num_bytes
         try:
             yield

@@ -182,6 +182,15 @@ async def test_retiring_now_is_told_and_fails_loudly(admin, world, two):
     error_of(await admin.delete("/v1/adapters/t1/two", params={"now": "yes"}), 400)
 
 
+async def test_a_canary_is_retired_by_its_name(admin, world, two):
+    body = {"version": two[0], "as": "canary", "weight": 0.3}
+    await admin.post("/v1/adapters/t1/two/promote", json=body)
+    answer = await admin.delete("/v1/adapters/t1/two/versions/canary", params={"now": "true"})
+    assert answer.json()["aliases"]["production"]["canary"] is None
+    assert [[r.digest for r in refs] for refs, _ in world.model.drops] == [[two[0]]]
+    error_of(await admin.delete("/v1/adapters/t1/two/versions/canary"), 404)
+
+
 async def test_bytes_that_another_name_serves_are_not_dropped(admin, world, two):
     for name in ("two", "other"):
         version = put_version(world.store, "t1", name, b"two")
@@ -334,6 +343,7 @@ async def test_a_tenant_publishes_for_itself_where_it_may(world):
 
 # A-TRAVERSAL
 async def test_another_tenant_s_adapters_are_not_found_in_the_same_words(world):
+    """A-TRAVERSAL."""
     flag(world, "t1", "self_publish")
     publish(world.registry, "t2", "there")
     before = world.registry.list("")
