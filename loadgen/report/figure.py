@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from loadgen.report.words import seconds
 
 WIDTH, HEIGHT = 7.2, 3.4
+MIN_S = 1e-4
+"""Nothing shorter is drawn: between two pieces that came in one read there is no time."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5f5f5f")
 """Told apart by colour-blind eyes too (after Okabe and Ito)."""
 INK, FAINT = "#222222", "#b8b8b8"
@@ -57,15 +60,23 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def log_seconds(axis: Any) -> None:
-    """A logarithmic axis whose ticks read 10 ms, 2 s and so on."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=9))
+def log_seconds(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis around `values`, whose ticks read 10 ms, 2 s and so on."""
+    low, high = max(min(values), MIN_S) / 1.15, max(*values, MIN_S) * 1.15
+    decades = math.log10(high / low)
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
+    if decades < 0.7:
+        places = MaxNLocator(5, steps=[1, 2, 2.5, 5]).tick_values(low, high)
+        axis.set_major_locator(FixedLocator([p for p in places if low <= p <= high]))
+    else:
+        subs = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
+        axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=99))
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
-def legend(axes_: Axes, columns: int = 1) -> None:
-    """Outside, above the plot: it hides nothing."""
+def legend(axes_: Axes, columns: int = 1, markers: float = 1.0) -> None:
+    """Outside, above the plot: it hides nothing. markers: their size, of the plot's."""
     handles, labels = axes_.get_legend_handles_labels()
     if handles:
         axes_.legend(
@@ -76,5 +87,6 @@ def legend(axes_: Axes, columns: int = 1) -> None:
             ncols=columns,
             borderaxespad=0.1,
             handlelength=1.4,
+            markerscale=markers,
             columnspacing=1.2,
         )

@@ -56,16 +56,17 @@ def gaps_of(outcome: Outcome) -> Sequence[float]:
 def distribution(series: Mapping[str, Sequence[Outcome]], measure: Measure, label: str) -> str:
     """Cumulative, of each named set of requests."""
     with axes() as (figure, (ax,)):
-        drawn = False
+        drawn: list[float] = []
         for (name, outcomes), colour in zip(series.items(), COLOURS, strict=False):
-            values = [max(v, 1e-6) for o in outcomes for v in measure(o)]
+            values = [v for o in outcomes for v in measure(o)]
             if values:
-                ax.step(*cdf(values), where="post", color=colour, label=f"{name} ({len(values):,})")
-                drawn = True
+                known, parts = cdf(values)
+                ax.step(known, parts, where="post", color=colour, label=f"{name} ({len(values):,})")
+                # The few smallest would make the axis long and the rest of the curve short.
+                drawn += [v for v, part in zip(known, parts, strict=True) if part > 0.01]
         if not drawn:
             return ""
-        ax.set_xscale("log")
-        log_seconds(ax.xaxis)
+        log_seconds(ax.xaxis, drawn)
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         ax.set_xlabel(label)
@@ -82,27 +83,29 @@ def tenants(groups: Sequence[Group], measure: str, label: str) -> str:
     known.sort(key=lambda pair: pair[1].p99)
     few = len(known) <= MANY
     with axes(height=1.2 + 0.26 * len(known) if few else 3.6) as (figure, (ax,)):
+        drawn: list[float] = []
         places = np.arange(len(known))
+        if few:
+            ax.hlines(places, [q.p50 for _, q in known], [q.p99 for _, q in known], color=FAINT)
         for level, colour, marker in zip(LEVELS, COLOURS, "osD", strict=False):
-            values = [max(getattr(q, level), 1e-6) for _, q in known]
+            values = [float(getattr(q, level)) for _, q in known]
+            drawn += values
             if few:
                 ax.plot(values, places, marker, color=colour, label=level, markersize=6)
             else:
                 ax.plot(places + 1, values, ".", color=colour, label=level, markersize=3.5)
         if few:
-            ax.set_xscale("log")
-            log_seconds(ax.xaxis)
+            log_seconds(ax.xaxis, drawn)
             ax.set_xlabel(label)
             ax.set_yticks(places, [g.name for g, _ in known])
             ax.set_ylim(-0.6, len(known) - 0.4)
         else:
-            ax.set_yscale("log")
-            log_seconds(ax.yaxis)
+            log_seconds(ax.yaxis, drawn)
             ax.set_ylabel(label)
             ax.set_xlabel(f"{len(known)} tenants, in order of their p99")
             worst = ", ".join(f"{g.name} {seconds(q.p99)}" for g, q in reversed(known[-3:]))
             ax.set_title(f"largest p99: {worst}", loc="right", fontsize=8.5, color=INK)
-        legend(ax, columns=3)
+        legend(ax, columns=3, markers=1.0 if few else 2.5)
         return svg(figure)
 
 
@@ -113,11 +116,12 @@ def popularity(groups: Sequence[Group], measure: str, label: str) -> str:
         return ""
     with axes() as (figure, (ax,)):
         places = [groups.index(g) for g, _ in known]
+        drawn: list[float] = []
         for level, colour, marker in zip(LEVELS, COLOURS, "osD", strict=False):
-            values = [max(getattr(q, level), 1e-6) for _, q in known]
+            values = [float(getattr(q, level)) for _, q in known]
+            drawn += values
             ax.plot(places, values, marker=marker, color=colour, label=level, linewidth=1)
-        ax.set_yscale("log")
-        log_seconds(ax.yaxis)
+        log_seconds(ax.yaxis, drawn)
         names = [f"{g.name}\n{g.num_adapters} ad.\n{g.requests} req." for g in groups]
         ax.set_xticks(range(len(groups)), names, fontsize=8)
         ax.set_xlabel("adapters by popularity, the most popular left")
@@ -165,12 +169,13 @@ def traffic(report: Report) -> str:
     """Requests due, good and failed; below, those under way and the adapters among them."""
     line = report.timeline
     with axes(height=5.2, rows=2) as (figure, (ax, below)):
+        starts, per_s = line.starts_s, 1 / line.window_s
+        ax.fill_between(starts, line.due * per_s, step="post", color=FAINT, alpha=0.6, label="due")
         for name, values, colour in (
-            ("due", line.due, INK),
             ("of those within the SLO", line.good, COLOURS[2]),
             ("of those not answered", line.failed, COLOURS[1]),
         ):
-            ax.step(line.starts_s, values / line.window_s, where="post", color=colour, label=name)
+            ax.step(starts, values * per_s, where="post", color=colour, label=name)
         ax.set_ylabel("requests/s")
         ax.set_ylim(bottom=0)
         legend(ax, columns=3)
