@@ -121,7 +121,8 @@ class Loader:
                 f"The adapter takes {layout.num_elements} elements, not the"
                 f" {load.ref.num_elements} of its record. Publish it again."
             )
-        pack(adapter, layout, self._dtype, self._host[load.host_offset : end])
+        with self._unpacks:
+            pack(adapter, layout, self._dtype, self._host[load.host_offset : end])
         return layout, from_disk
 
     def _check_rank(self, layout: AdapterLayout) -> None:
