@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_ABSENT = 10_000
 PAGE = 1000
 """Records read at once."""
+SLICE = 20
+"""Records taken over at once: after an outage thousands have changed, and streams go on between."""
 
 
 class Catalog:
@@ -55,8 +57,10 @@ class Catalog:
         if self._rev is not None:
             changes = await asyncio.to_thread(self._registry.changes, self._rev)
             if not isinstance(changes, Gone):
-                for event in changes.events:
+                for number, event in enumerate(changes.events, 1):
                     self._apply(event)
+                    if number % SLICE == 0:
+                        await asyncio.sleep(0)
                 self._rev = changes.rev
                 return
         self._directory, self._rev = await asyncio.to_thread(_read_all, self._registry)

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
 
-from deployments.catalog import PAGE, Catalog
+from deployments.catalog import PAGE, SLICE, Catalog
 from deployments.directory import Directory
 from deployments.registry import open_registry
 from deployments.registry.alias import position
@@ -89,6 +90,24 @@ async def test_names_resolve_to_versions(catalog, registry):
     for model in ("bot@aaaaaaa", "bot@cccccccc", "bot@AAAAAAAA", "bot@", "bot@@", "bot@a/b"):
         with pytest.raises(NotFound):
             await catalog.resolve(model, "t1")
+
+
+async def test_many_changes_at_once_leave_the_loop_to_others(catalog, registry):
+    await catalog.refresh()
+    for number in range(5 * SLICE):
+        publish(registry, "t1", f"a{number}")
+    known = [0]
+
+    async def watch():
+        while True:
+            known.append(len(list(catalog.adapters("t1"))))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await catalog.refresh()
+    watching.cancel()
+    assert len(list(catalog.adapters("t1"))) == 5 * SLICE
+    assert max(b - a for a, b in pairwise(known)) <= SLICE < max(known)
 
 
 async def test_an_ambiguous_version_is_not_found(catalog, registry):
