@@ -52,15 +52,14 @@ class Accounts:
         self._weight = 0.0  # of the tenants with work
         self._last_settled = 0.0  # of the tenant that was last to go idle
 
-    # One request
-
     def arrive(self, request_id: str, tenant: Tenant) -> None:
         """The tenant has one more request, waiting. One that had none waiting is lifted."""
         account = self._accounts.get(tenant.id)
         if account is None:
             account = self._accounts[tenant.id] = Account(tenant.id, tenant.weight)
         if account.weight != tenant.weight:
-            self._reweigh(account, tenant.weight)
+            self._weight += tenant.weight - account.weight if account.num_requests else 0.0
+            account.reweigh(tenant.weight)
         if account.num_waiting == 0:
             account.raise_to(self._least_settled(account))
             account.floor = account.settled
@@ -151,8 +150,6 @@ class Accounts:
         if len(self._idle) > MAX_IDLE:
             self._forget(self._idle.popitem(last=False)[0])
 
-    # Other service
-
     def loaded(self, tenant: str, num_bytes: int) -> None:
         """Bytes of an adapter were loaded for the tenant. Nothing happens where it is forgotten."""
         account = self._accounts.get(tenant)
@@ -175,8 +172,6 @@ class Accounts:
 
     def with_work(self) -> Iterator[Account]:
         return (self._accounts[tenant] for _, tenant in self._order)
-
-    # Who is next
 
     def expected_output(self, tenant: str) -> int:
         """Output tokens expected of the tenant's next request."""
@@ -222,6 +217,16 @@ class Accounts:
         """The account's value, where the order goes by it; else everybody stands at 0. Raises
         KeyError as `account` does."""
         return self._accounts[tenant].value if self.is_fair else 0.0
+
+    def lead(self, ahead: str, behind: str) -> float:
+        """How far one account is ahead of another. Raises KeyError as `account` does."""
+        return self._accounts[ahead].value - self._accounts[behind].value
+
+    def price_of_reading(self, tenant: str, num_tokens: int) -> float:
+        """Of so many tokens once more, and the slack: of two accounts no further apart than that,
+        neither is clearly ahead."""
+        price = self.prices.expected().prompt / self._accounts[tenant].weight
+        return self.config.locality_slack_tokens + price * num_tokens
 
     def share(self, tenant: str, total: int) -> int:
         """The tenant's part of `total` rows or pages: its weight over the weights of all tenants
@@ -287,11 +292,6 @@ class Accounts:
 
     def _value(self, tenant: str) -> float:
         return self._accounts[tenant].value
-
-    def _reweigh(self, account: Account, weight: float) -> None:
-        if account.num_requests:
-            self._weight += weight - account.weight
-        account.reweigh(weight)
 
     def _sort(self) -> None:
         """Brings those that have moved to their places."""

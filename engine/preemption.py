@@ -2,8 +2,10 @@
 
 Every rule takes the *newest* sequence of some tenant and never the oldest of all: that one can
 always run to its end, so the whole never locks up. Nobody is taken below their share (`Accounts`:
-weight over the weights of tenants with work) for somebody else's newcomer, and nothing is taken
-from a tenant that has been served less. Under `fcfs` the newest of all goes, for growth alone.
+weight over the weights of tenants with work) for somebody else's newcomer. A tenant that has a row
+already takes nothing from one whose account is less than its own. Where neither is far from its
+share the other must be clearly ahead: what is taken has to be computed again, and would be taken
+back. Under `fcfs` the newest of all goes, for growth alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from engine.accounts import Accounts
 from engine.page_shares import PageShares
 from engine.running import RunningSet
 from engine.sequence import Sequence
+
+FAR_ABOVE, FAR_BELOW = 1.5, 0.5
+"""Times a tenant's share."""
 
 
 class Preemption:
@@ -51,7 +56,7 @@ class Preemption:
                 share = self._row_share(tenant)
                 if len(mine) - 1 >= share and len(mine) / share > most:
                     furthest, most = mine[-1], len(mine) / share
-        return self._unless_exempt(furthest, plan_id, newcomer)
+        return self._unless_exempt(furthest, plan_id, newcomer, most)
 
     def for_pages(self, plan_id: int, newcomer: str | None = None) -> Sequence | None:
         """Gives up its pages: likewise by pages, and its tenant keeps a row at least."""
@@ -61,7 +66,7 @@ class Preemption:
                 pages, share = self._running.num_pages_of(tenant), self._shares.share(tenant)
                 if pages - len(mine[-1].pages) >= share and pages / share > most:
                     furthest, most = mine[-1], pages / share
-        return self._unless_exempt(furthest, plan_id, newcomer)
+        return self._unless_exempt(furthest, plan_id, newcomer, most)
 
     def num_pages_above(self) -> int:
         """Pages that tenants hold above their share: what `for_pages` could bring in at most."""
@@ -94,14 +99,17 @@ class Preemption:
         return users[-1] if users and users[-1] is not self._running.oldest else None
 
     def _unless_exempt(
-        self, victim: Sequence | None, plan_id: int, newcomer: str | None
+        self, victim: Sequence | None, plan_id: int, newcomer: str | None, times_share: float
     ) -> Sequence | None:
         if victim is None or victim is self._running.oldest or victim.first_plan == plan_id:
             return None
         if newcomer is None or not self._running.num_rows_of(newcomer):
             return victim
-        value = self._accounts.account(newcomer).value
-        return victim if value <= self._accounts.account(victim.tenant).value else None
+        lead = self._accounts.lead(victim.tenant, newcomer)
+        part = self._running.num_rows_of(newcomer) / self._row_share(newcomer)
+        if times_share < FAR_ABOVE or part > FAR_BELOW:
+            lead -= self._accounts.price_of_reading(victim.tenant, victim.num_computed)
+        return victim if lead >= 0 else None
 
     def _row_share(self, tenant: str) -> int:
         return self._accounts.share(tenant, self._running.max_rows)

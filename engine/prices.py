@@ -53,14 +53,14 @@ Shares = Callable[[StepPlan, float], list[float]]
 
 
 class MeasuredPrices:
-    """`expected` is the mean over recent steps, and `before` there were any. w_s: weighted tokens
-    for a second, which `shares` divides."""
+    """`expected` is the mean over recent steps, and nothing before there were any. w_s: weighted
+    tokens for a second, which `shares` divides."""
 
-    def __init__(self, before: Price, w_s: float, shares: Shares) -> None:
+    def __init__(self, w_s: float, shares: Shares) -> None:
         self._w_s = w_s
         self._shares = shares
-        self._prompt = _Mean(before.prompt)
-        self._output = _Mean(before.output)
+        self._prompt = _Mean()
+        self._output = _Mean()
 
     def expected(self) -> Price:
         return Price(self._prompt.value, self._output.value)
@@ -96,22 +96,20 @@ def page_shares(num_pages: int) -> Shares:
 
 
 def prices_of(config: AccountConfig, cost: StepCost, num_pages: int) -> Prices:
-    before = Price(config.w_p, config.w_q)
     match config.price:
         case "tokens":
-            return TokenPrices(before)
+            return TokenPrices(Price(config.w_p, config.w_q))
         case "device_seconds":
-            return MeasuredPrices(before, config.w_s, device_shares(cost))
+            return MeasuredPrices(config.w_s, device_shares(cost))
         case "page_seconds":
-            return MeasuredPrices(before, config.w_s, page_shares(num_pages))
+            return MeasuredPrices(config.w_s, page_shares(num_pages))
 
 
 class _Mean:
-    """Of a token, the older fading; `value` before there was any."""
+    """Of a token, the older fading; 0 before there was any."""
 
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self._amount = self._tokens = 0.0
+    def __init__(self) -> None:
+        self.value = self._amount = self._tokens = 0.0
 
     def add(self, amount: float, num_tokens: int) -> None:
         self._amount = FADE * self._amount + amount
