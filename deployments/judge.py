@@ -58,8 +58,8 @@ class PublishPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An adapter that passed, in memory. `tensors` by their name in the file. asserted_base: the
-    base that its publisher had to vouch for."""
+    """An adapter that passed, in memory. `tensors` by the names that PEFT gives them.
+    asserted_base: the base that its publisher had to vouch for."""
 
     config: PeftConfig
     config_bytes: bytes
@@ -136,10 +136,11 @@ class Judge:
                 )
         tensors: dict[str, Tensor] = {}
         entries: dict[str, ManifestTensor] = {}
+        usual = {n: u for m, parts in found.modules.items() for n, u in parts.usual(m).items()}
 
         def keep(name: str, sha256: str, tensor: Tensor) -> None:
-            tensors[name] = tensor
-            entries[name] = ManifestTensor(
+            tensors[usual[name]] = tensor
+            entries[usual[name]] = ManifestTensor(
                 file.tensors[name].dtype, file.tensors[name].shape, sha256
             )
 

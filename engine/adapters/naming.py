@@ -1,16 +1,19 @@
 """What a tensor of a PEFT file is, by its name alone. Standard library only.
 
 ``base_model.model.`` + module path + ``.lora_A.weight`` (also with the adapter's name, as in
-``.lora_A.default.weight``). Embeddings have ``.lora_embedding_A`` and no ``.weight``.
+``.lora_A.default.weight``). Embeddings have ``.lora_embedding_A`` and no ``.weight``. Some writers
+leave the prefix out, of every tensor.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "base_model.model."
+FIRST = "base_model."
 LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])(\.default)?\.(?P<leaf>weight|bias)")
 EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<part>[AB])(\.default)?")
 WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save(\.default)?)(?=\.)")
@@ -23,6 +26,14 @@ class Part:
     module: str
     which: Literal["A", "B", "bias"]
     embedding: bool
+
+
+def prefixed(names: Iterable[str]) -> dict[str, str]:
+    """Each tensor's name as PEFT writes it, by its name in the file. Where some tensors have the
+    prefix, the others keep the names that they have, which no rule knows."""
+    names = list(names)
+    add = "" if any(name.startswith(FIRST) for name in names) else PREFIX
+    return {name: add + name for name in names}
 
 
 def lora_part(name: str) -> Part | None:

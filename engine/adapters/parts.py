@@ -9,33 +9,41 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.adapters.layout import ModuleShape
-from engine.adapters.naming import lora_part, tensor_name
+from engine.adapters.naming import lora_part, prefixed, tensor_name
 from engine.adapters.tensorfile import TensorInfo
 from engine.errors import AdapterRejected
 from engine.model.modules import Module, ModuleTable
 
 DTYPES = ("F64", "F32", "F16", "BF16")
+ZERO3 = "DeepSpeed ZeRO-3 saves such files unless the weights are gathered first."
 MAX_SCALE = 3.4028234663852886e38
 """The largest float32: the adapter table holds scales in that width."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleParts:
-    """Names of one module's tensors, by "A", "B" and "bias"."""
+    """Names of one module's tensors in the file, by "A", "B" and "bias"."""
 
     names: Mapping[str, str]
     embedding: bool
 
+    def usual(self, module: str) -> dict[str, str]:
+        """By the names in the file, those that PEFT gives them: a version is stored by these."""
+        return {
+            name: tensor_name(module, which, embedding=self.embedding)
+            for which, name in self.names.items()
+        }
+
 
 def group_parts(names: Iterable[str]) -> tuple[dict[str, ModuleParts], list[str]]:
-    """LoRA tensors by module path, and the names that are none.
+    """LoRA tensors by module path, and the names that are none, all as they are in the file.
 
     Raises AdapterRejected where two tensors claim one part.
     """
     modules: dict[tuple[str, bool], dict[str, str]] = {}
     others: list[str] = []
-    for name in sorted(names):
-        part = lora_part(name)
+    for name, usual in sorted(prefixed(names).items()):
+        part = lora_part(usual)
         if part is None:
             others.append(name)
             continue
@@ -56,7 +64,7 @@ def check_modules(modules: Mapping[str, ModuleParts], table: ModuleTable) -> Non
     known = table.by_name()
     unknown = sorted(set(modules) - set(known))
     if unknown:
-        found = tensor_name(unknown[0], "A", embedding=modules[unknown[0]].embedding)
+        found = min(modules[unknown[0]].names.values())
         wanted = tensor_name(table.modules[0].name, "A", embedding=False)
         raise AdapterRejected(
             f"{len(unknown)} of its {len(modules)} modules are not in this base, such as {found!r};"
@@ -106,8 +114,7 @@ def module_shape(
 def _check_tensor(name: str, info: TensorInfo, wanted: tuple[int, ...]) -> None:
     if 0 in info.shape:
         raise AdapterRejected(
-            f"{name} is empty (shape {list(info.shape)}). DeepSpeed ZeRO-3 saves such files unless"
-            " the weights are gathered first.",
+            f"{name} is empty (shape {list(info.shape)}). {ZERO3}",
             code="adapter_incomplete",
             param=name,
         )

@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.adapters.layout import AdapterLayout, ModuleShape, layout
-from engine.adapters.naming import PREFIX, base_name, refusal
-from engine.adapters.parts import ModuleParts, check_modules, group_parts, module_shape
+from engine.adapters.naming import PREFIX, base_name, prefixed, refusal
+from engine.adapters.parts import (
+    ZERO3,
+    ModuleParts,
+    check_modules,
+    group_parts,
+    module_shape,
+)
 from engine.adapters.peft import PeftConfig
 from engine.adapters.targets import HEADS, Targets, resolve
 from engine.adapters.tensorfile import TensorInfo
@@ -20,6 +26,8 @@ from engine.errors import AdapterRejected
 from engine.model.modules import ModuleTable
 
 UNUSUAL_SCALE = 64.0
+NORMS = ("norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+"""Modules of every base here that take no LoRA; some trainers save them whole."""
 MAX_UNUSED = 20
 """Patterns that a record names as unused; of more it says how many."""
 
@@ -54,7 +62,7 @@ def inspect(
 ) -> Inspection:
     """Raises AdapterRejected, which names what is wrong and the remedy."""
     modules, others = group_parts(tensors)
-    copies = _copies(others)
+    copies = _copies(others, tensors)
     if not modules:
         raise AdapterRejected(_nothing(tensors), code="adapter_empty")
     check_modules(modules, table)
@@ -72,6 +80,7 @@ def inspect(
         for name, parts in modules.items()
     }
     _check_bias(config, modules)
+    _check_saved(config, copies, table)
     return Inspection(
         modules,
         shapes,
@@ -81,24 +90,47 @@ def inspect(
     )
 
 
-def _copies(others: list[str]) -> dict[str, str]:
+def _copies(others: list[str], tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
     """Tensors that are no LoRA weight, by the base's tensor each may be a copy of."""
-    copies = {}
+    copies, usual = {}, prefixed(tensors)
     for name in others:
-        replaces_base = name.startswith(PREFIX) and name.endswith((".weight", ".bias"))
+        as_saved = usual[name]
+        replaces_base = as_saved.startswith(PREFIX) and as_saved.endswith((".weight", ".bias"))
         if not replaces_base or ".lora_" in name:
-            raise AdapterRejected(f"{name}: {refusal(name)}.", param=name)
-        copies[name] = base_name(name)
+            raise AdapterRejected(f"{name}: {refusal(as_saved)}.", param=name)
+        if 0 in tensors[name].shape:
+            raise AdapterRejected(
+                f"{name} is empty. {ZERO3}", code="adapter_incomplete", param=name
+            )
+        copies[name] = base_name(as_saved)
     return copies
+
+
+def _check_saved(config: PeftConfig, copies: Mapping[str, str], table: ModuleTable) -> None:
+    """What was trained whole must be in the file: a LoRA alone is another adapter."""
+    present = {name.rpartition(".")[0] for name in copies.values()}
+    if any(_ends_in(name, NORMS) for name in present):
+        present |= set(NORMS)
+    for saved in config.modules_to_save:
+        named = [n for n in (*(m.name for m in table.modules), *NORMS) if _ends_in(n, (saved,))]
+        if missing := [name for name in named if name not in present]:
+            raise AdapterRejected(
+                f"The config's modules_to_save names {missing[0]}, whose weight is not in the file:"
+                " what was trained is not all there. Save the adapter again; or, if it was not"
+                " trained, take it out of modules_to_save.",
+                code="adapter_incomplete",
+                param="modules_to_save",
+            )
+
+
+def _ends_in(name: str, ends: tuple[str, ...]) -> bool:
+    return any(f".{name}".endswith(f".{end}") for end in ends)
 
 
 def _nothing(tensors: Mapping[str, TensorInfo]) -> str:
     if tensors:
         return f"None of its {len(tensors)} tensors is a LoRA weight: there is nothing to apply."
-    return (
-        "The file holds no tensors. DeepSpeed ZeRO-3 saves such files unless the weights are"
-        " gathered first."
-    )
+    return f"The file holds no tensors. {ZERO3}"
 
 
 def _check_targets(
@@ -169,7 +201,7 @@ def _warnings(
     ]
     warnings += [f"{name} repeats the base and was dropped" for name in copies]
     if config.modules_to_save and not copies:
-        warnings.append("modules_to_save is set, but there are no such weights")
+        warnings.append("modules_to_save names nothing of this base")
     return tuple(warnings)
 
 

@@ -111,6 +111,7 @@ async def test_an_error_is_a_plain_value(control, folder, call, status):
 
 # C-CONTROLLER-BLOCK
 async def test_a_bad_adapter_holds_up_no_other(control, config, folder):
+    """C-CONTROLLER-BLOCK."""
     spec = BackboneSpec.load(config.base.path)
     write_adapter(config.import_root / "bad", lora_tensors(spec, 8))
     calls = [

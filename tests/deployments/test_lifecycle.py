@@ -143,6 +143,7 @@ async def test_an_import_store_s_prefix(admin, world, folder, tmp_path):
 
 # C-CONTROLLER-BLOCK
 async def test_bad_uploads_hold_up_no_good_one(admin, world, folder):
+    """C-CONTROLLER-BLOCK."""
     bad = folder("bad", r=8)
     good = [folder(f"good{n}") for n in range(2)]
     calls = [upload(admin, bad, name="bad")]

@@ -153,7 +153,7 @@ def test_old_versions_are_retired_beyond_the_newest(tmp_path):
 # C-VERSION-LEAK
 @pytest.mark.slow
 def test_one_name_published_five_hundred_times_keeps_a_small_record(keeping):
-    """Through the registry and with the rules at publish; the bytes are those of one folder."""
+    """C-VERSION-LEAK, through registry and rules at publish; the bytes are those of one folder."""
     version = publish(keeping).versions[0]
     tenant = TenantRecord("acme")
     for number in range(500):

@@ -96,6 +96,7 @@ def test_a_version_is_stored_and_registered(keeping):
 
 # C-VERSION-LEAK
 def test_identical_bytes_are_no_new_version(keeping):
+    """C-VERSION-LEAK."""
     tensors = lora_tensors(keeping.spec)
     first = keeping.publish(tensors)
     before = everything(keeping)
@@ -119,6 +120,18 @@ def test_other_arithmetic_is_another_version(keeping, change):
     assert record.version(first.digest).retired_s is None
     back = keeping.publish(tensors)
     assert back.ref == first and len(back.versions) == 2
+
+
+def test_names_of_other_writers_are_the_same_version(keeping):
+    """A-NOOP-PREFIX (b): without the prefix, or with the name of PEFT's adapter."""
+    tensors = lora_tensors(keeping.spec)
+    usual = keeping.publish(tensors).ref
+    bare = {name.removeprefix(P): tensor for name, tensor in tensors.items()}
+    named = {name.replace(".weight", ".default.weight"): t for name, t in tensors.items()}
+    for other in (bare, named):
+        ref = keeping.publish(other, name="other").ref
+        assert (ref.digest, ref.num_bytes) == (usual.digest, usual.num_bytes)
+    assert set(load_file(stored(keeping, usual)[TENSORS])) == set(tensors)
 
 
 def test_a_lost_object_is_stored_again(keeping):
@@ -168,6 +181,7 @@ def test_a_retired_name_is_a_tombstone_until_it_is_published_again(keeping):
 @pytest.mark.parametrize("bad", ["../x", "a/b", "Bot", "", "a" * 64, "%2e%2e", "b\0t", "bоt"])
 @pytest.mark.parametrize("what", ["tenant", "name"])
 def test_a_bad_name_reaches_nothing(keeping, bad, what):
+    """A-TRAVERSAL."""
     with pytest.raises(InvalidRequest):
         keeping.publish_folder("x", **{what: bad})
     with pytest.raises(InvalidRequest):
@@ -267,6 +281,7 @@ def test_a_missing_file_is_named(keeping, name):
 # A-EMPTY-ZERO3 (d)
 @pytest.mark.parametrize("size", [0, 5, -1])
 def test_a_truncated_file_is_rejected(keeping, size):
+    """A-EMPTY-ZERO3 (d)."""
     folder = write_adapter(keeping.imports / "x", lora_tensors(keeping.spec))
     data = (folder / TENSORS).read_bytes()
     (folder / TENSORS).write_bytes(data[:size])
@@ -288,6 +303,7 @@ def test_wrong_shapes_missing_tensors_and_an_empty_file_are_refused(keeping):
 # A-NONFINITE
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_refused_by_its_tensor(keeping, value):
+    """A-NONFINITE."""
     tensors = lora_tensors(keeping.spec)
     name = f"{P}model.layers.2.self_attn.v_proj.lora_B.weight"
     tensors[name][1, 2] = value
@@ -310,6 +326,7 @@ def test_dtypes_may_be_mixed(keeping):
 
 
 def test_an_adapter_that_does_nothing_is_published_with_a_warning(keeping):
+    """A-EMPTY-ZERO3 (e)."""
     tensors = {n: t * 0 if "lora_B" in n else t for n, t in lora_tensors(keeping.spec).items()}
     assert keeping.publish(tensors).versions[0].warnings == (
         "every B is zero: it answers as the base does",
@@ -356,7 +373,7 @@ def base_weights(keeping):
 # A-MODULES-TO-SAVE
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_a_full_weight_that_repeats_the_base_is_dropped(keeping, name):
-    """(c) and (e): the head is tied here, so the file of the base holds the embedding alone."""
+    """A-MODULES-TO-SAVE (c), (e): the head is tied, so the base has the embedding alone."""
     tensors = lora_tensors(keeping.spec)
     plain = keeping.publish(tensors, name="plain")
     copy = {**tensors, P + name: base_weights(keeping)["model.embed_tokens.weight"].clone()}
@@ -368,7 +385,7 @@ def test_a_full_weight_that_repeats_the_base_is_dropped(keeping, name):
 
 
 def test_a_full_weight_that_changes_the_base_is_refused(keeping):
-    """(a) changed, (b) grown vocabulary."""
+    """A-MODULES-TO-SAVE (a) changed, (b) grown vocabulary."""
     tensors, table = lora_tensors(keeping.spec), base_weights(keeping)["model.embed_tokens.weight"]
     changed = table.clone()
     changed[3, 3] += 1
@@ -379,6 +396,7 @@ def test_a_full_weight_that_changes_the_base_is_refused(keeping):
 
 # A-BIAS
 def test_a_bias_is_refused_unless_it_is_the_base_s_own(keeping):
+    """A-BIAS."""
     tensors = lora_tensors(keeping.spec)
     name = "model.layers.0.self_attn.q_proj.bias"
     own = base_weights(keeping)[name]

@@ -46,7 +46,7 @@ def test_a_prefix_of_the_tenant_s_own(keeping, folder, prefix):
     + ["imports/", "imports/acme", "имя"],
 )
 def test_another_prefix_is_refused_in_the_same_words(keeping, folder, prefix):
-    """Whether or not anything is there."""
+    """A-TRAVERSAL: Whether or not anything is there."""
     put(keeping.import_store, "imports/beta/run", folder)
     with pytest.raises(InvalidRequest) as raised:
         keeping.publish_from(Source(prefix=prefix))

@@ -150,7 +150,7 @@ def test_a_record_that_cannot_be_read_protects_its_tenant(keeping):
 
 # C-VERSION-LEAK
 def test_hundreds_of_versions_end_in_a_handful_of_objects(keeping):
-    """Published one after the other by a trainer; a sweep now and then."""
+    """C-VERSION-LEAK: Published one after the other by a trainer; a sweep now and then."""
     for number in range(60):
         publish(keeping)
         keeping.now[0] += 30

@@ -263,6 +263,7 @@ def test_a_bad_object_is_not_fetched_for_ever(keeping, host):
     ],
 )
 def test_a_store_that_fails_is_ours_to_mend(keeping, host, failure, code):
+    """C-S3-ERRORS."""
     ref = keeping.publish(lora_tensors(keeping.spec)).ref
     store = remote(keeping)
     store.failing = failure

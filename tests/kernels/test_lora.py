@@ -133,6 +133,7 @@ def test_a_lookup_reads_rows_of_its_own(rows):
 
 @pytest.mark.parametrize("rows", [6, 40], ids=["narrow", "wide"])
 def test_what_is_not_a_number_stays_in_its_row(rows):
+    """A-NONFINITE: 0 x NaN is NaN, so nothing of one row may be multiplied into another."""
     case = Case([0] * rows + [1] * rows + [-1], (8,), [(32, 64)])
     wanted = case.wanted()
     case.x[0] = torch.nan

@@ -186,6 +186,7 @@ def test_retired_versions_say_so():
 
 # C-VERSION-LEAK
 def test_five_hundred_versions_leave_a_small_record():
+    """C-VERSION-LEAK."""
     record = published(1).promoted(digest(1), "pinned")
     for number in range(2, 502):
         record = record.with_version(version(number)).promoted(digest(number))

@@ -61,6 +61,7 @@ def test_a_key_is_found_by_its_hash_alone():
     + [None, "-a", ".a", "_a", 7],
 )
 def test_only_plain_names_are_names(name):
+    """A-TRAVERSAL."""
     with pytest.raises(InvalidRequest):
         check_name(name, "adapter")
 

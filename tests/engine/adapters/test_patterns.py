@@ -44,6 +44,7 @@ def by_peft(patterns, names=NAMES):
     ids=str,
 )
 def test_it_matches_as_peft_does(patterns):
+    """A-PATTERN-SEMANTICS."""
     assert suffix(patterns) == by_peft(patterns)
 
 

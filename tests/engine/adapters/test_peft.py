@@ -39,6 +39,7 @@ def test_what_peft_saves_by_default_is_accepted(tmp_path):
 # A-RSLORA
 @pytest.mark.parametrize(("flag", "scale"), [(True, 8.0), (False, 1.0), (None, 1.0)])
 def test_rslora_divides_by_the_root(flag, scale):
+    """A-RSLORA."""
     config = read(r=64, lora_alpha=64, use_rslora=flag)
     assert config.scale(config.rank, config.alpha) == scale
 
@@ -54,6 +55,7 @@ def test_a_missing_rslora_flag_is_false():
 # A-NEW-FIELDS
 @pytest.mark.parametrize("value", [None, False, {}, [], "", 0])
 def test_an_unknown_key_that_says_nothing_is_ignored(value):
+    """A-NEW-FIELDS."""
     read(brand_new=value)
 
 
@@ -117,6 +119,7 @@ def test_what_is_not_served_is_refused_by_name(key, value):
     ],
 )
 def test_what_cannot_change_the_arithmetic_is_ignored(key, value):
+    """A-FAN-IN."""
     assert read(**{key: value}) == read()
 
 

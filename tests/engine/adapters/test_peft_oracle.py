@@ -86,6 +86,7 @@ def served(folder):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("case", CASES)
 def test_each_module_adds_what_peft_adds(tmp_path, case, tied):
+    """A-TIED-HEAD, A-BIAS, A-RSLORA, A-PATTERN-SEMANTICS: as PEFT itself computes each module."""
     peft = trained(tmp_path, CASES[case], tied)
     block, layout, table = served(tmp_path)
     layers = {

@@ -52,6 +52,7 @@ def targets(**changes):
     ids=str,
 )
 def test_it_adapts_what_peft_adapts(changes):
+    """A-TARGET-FORMS."""
     config = LoraConfig(r=4, **changes)
     wanted = [bool(check_target_module_exists(config, name)) for name in NAMES]
     found = targets(**changes)
@@ -70,6 +71,7 @@ def test_a_config_that_names_no_targets_adapts_what_there_is():
 
 # A-PATTERN-SEMANTICS
 def test_patterns_give_each_module_its_rank_and_alpha():
+    """A-PATTERN-SEMANTICS."""
     key = r".*\.layers\.3\..*(q_proj|v_proj)"
     found = targets(r=8, lora_alpha=16, rank_pattern={key: 32}, alpha_pattern={key: 128})
     third, first = (found.modules[f"model.layers.{n}.self_attn.q_proj"] for n in (3, 1))

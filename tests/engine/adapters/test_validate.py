@@ -70,20 +70,46 @@ def test_two_tensors_for_one_part_are_an_error(spec):
 
 
 # A-NOOP-PREFIX
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (f"{P}model.", f"{P}model.language_model."),
-        (P, ""),
-        (f"{P}model.", P),
-        ("self_attn", "attention"),
-    ],
-)
+WRONG = {
+    "a wrapper": (f"{P}model.", f"{P}model.language_model.", "language_model"),
+    "one model. missing": (f"{P}model.", P, rf"{P}layers"),
+    "another name": ("self_attn", "attention", r"\.attention\."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("half", [False, True])
-def test_a_wrong_prefix_is_rejected_with_both_names(spec, old, new, half):
+def test_a_wrong_prefix_is_rejected_with_both_names(spec, case, half):
+    """A-NOOP-PREFIX (a), (c), and (d): half of the layers so renamed."""
+    old, new, found = WRONG[case]
     tensors = renamed(lora_tensors(spec), old, new, lambda n: not half or ".layers.2." in n)
-    with pytest.raises(AdapterRejected, match="base_model"):
+    wanted = rf"{found}.*names here look like '{P}model\.layers\.0\.self_attn\.q_proj"
+    with pytest.raises(AdapterRejected, match=wanted):
         look(spec, tensors)
+
+
+def test_a_prefix_that_some_tensors_lack_is_rejected(spec):
+    """A-NOOP-PREFIX (b) and (d)."""
+    tensors = renamed(lora_tensors(spec), P, "", lambda n: ".layers.2." in n)
+    with pytest.raises(AdapterRejected, match="does not begin with 'base_model.model.'"):
+        look(spec, tensors)
+
+
+def test_a_prefix_that_all_tensors_lack_is_no_matter(spec):
+    """A-NOOP-PREFIX (b): every tensor is applied, or it is an error all the same."""
+    tensors = renamed(lora_tensors(spec), P, "")
+    found, usual = look(spec, tensors), look(spec, lora_tensors(spec))
+    assert found.shapes == usual.shapes and found.layout == usual.layout
+    applied = {n: u for m, parts in found.modules.items() for n, u in parts.usual(m).items()}
+    assert applied == {name: P + name for name in tensors}
+    for old, new in (("model.", "model.language_model."), ("model.", ""), ("self_attn", "attn")):
+        with pytest.raises(AdapterRejected, match="names here look like"):
+            look(spec, renamed(tensors, old, new))
+    for extra in ("optimizer.state", "model.layers.0.self_attn.q_proj.lora_C.weight"):
+        with pytest.raises(AdapterRejected, match="no rule"):
+            look(spec, {**tensors, extra: torch.zeros(2)})
+    copy = look(spec, {**tensors, "lm_head.weight": torch.zeros(2)}).copies
+    assert copy == {"lm_head.weight": "lm_head.weight"}
 
 
 def test_a_layer_that_the_base_lacks_is_rejected(spec):
@@ -92,19 +118,38 @@ def test_a_layer_that_the_base_lacks_is_rejected(spec):
 
 
 # A-FUSED-SPLIT
-def test_fused_projections_are_rejected(spec):
-    q_out, kv_out = 16, 8
-    name = f"{P}model.layers.0.self_attn.qkv_proj"
+FUSED = {"self_attn.qkv_proj": 16 + 2 * 8, "mlp.gate_up_proj": 2 * 24}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("alone", [True, False])
+def test_fused_projections_are_rejected(spec, kind, alone):
+    """A-FUSED-SPLIT: alone, and beside modules that fit; the remedy is to split them."""
+    name = f"{P}model.layers.0.{kind}"
     tensors = {
         f"{name}.lora_A.weight": torch.randn(4, 16),
-        f"{name}.lora_B.weight": torch.randn(q_out + 2 * kv_out, 4),
+        f"{name}.lora_B.weight": torch.randn(FUSED[kind], 4),
     }
-    with pytest.raises(AdapterRejected, match="split fused projections"):
-        look(spec, tensors, target_modules=["qkv_proj"])
+    if not alone:
+        tensors |= lora_tensors(spec)
+    with pytest.raises(AdapterRejected, match=f"{kind}.*split fused projections"):
+        look(spec, tensors, target_modules=[kind, "q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize("module", ["q_proj", "k_proj", "v_proj"])
+def test_a_fused_b_under_a_split_name_is_rejected(spec, module):
+    """A-FUSED-SPLIT: of a base with grouped queries k and v are narrower than q, and none is all
+    three."""
+    names = module_names(spec, (f"self_attn.{module}",))
+    tensors = lora_tensors(spec, names=names)
+    tensors[f"{P}{names[0]}.lora_B.weight"] = torch.randn(16 + 2 * 8, 4)
+    with pytest.raises(AdapterRejected, match="has shape"):
+        look(spec, tensors, target_modules=[module])
 
 
 # A-PATTERN-SEMANTICS
 def test_ranks_of_tensors_and_patterns_must_agree(spec):
+    """A-PATTERN-SEMANTICS."""
     ranks = {n: 8 if ".1." in n else 4 for n in module_names(spec)}
     found = look(spec, lora_tensors(spec, ranks), rank_pattern={r"layers\.1\..*": 8})
     assert found.ranks == (4, 8)
@@ -115,6 +160,7 @@ def test_ranks_of_tensors_and_patterns_must_agree(spec):
 
 
 def test_an_unused_pattern_is_a_warning(spec):
+    """A-PATTERN-SEMANTICS."""
     found = look(spec, lora_tensors(spec), rank_pattern={"proj": 8}, alpha_pattern={"^q_proj": 1})
     assert len(found.warnings) == 2 and "'proj'" in found.warnings[0]
 
@@ -140,6 +186,7 @@ def test_of_many_unused_patterns_a_record_names_some(spec):
     ],
 )
 def test_the_tensors_are_the_truth(spec, changes, warnings):
+    """A-TARGET-FORMS."""
     assert len(look(spec, lora_tensors(spec), **changes).warnings) == warnings
 
 
@@ -155,6 +202,7 @@ def test_the_tensors_are_the_truth(spec, changes, warnings):
     ],
 )
 def test_weights_that_the_config_rules_out_are_rejected(spec, changes):
+    """A-TARGET-FORMS: consistently refused."""
     with pytest.raises(AdapterRejected, match="rule out"):
         look(spec, lora_tensors(spec), **changes)
 
@@ -168,11 +216,13 @@ def test_some_layers_only_is_fine_where_the_config_says_so(spec):
 
 # A-EMPTY-ZERO3
 def test_an_empty_file_is_rejected_with_the_probable_cause(spec):
+    """A-EMPTY-ZERO3 (a)."""
     with pytest.raises(AdapterRejected, match="ZeRO-3"):
         look(spec, {})
 
 
 def test_tensors_of_shape_0_are_rejected_with_the_probable_cause(spec):
+    """A-EMPTY-ZERO3 (b)."""
     tensors = {name: torch.zeros(0) for name in lora_tensors(spec)}
     with pytest.raises(AdapterRejected, match="ZeRO-3"):
         look(spec, tensors)
@@ -180,6 +230,7 @@ def test_tensors_of_shape_0_are_rejected_with_the_probable_cause(spec):
 
 @pytest.mark.parametrize("part", ["lora_A", "lora_B"])
 def test_a_missing_half_is_rejected_by_name(spec, part):
+    """A-EMPTY-ZERO3 (c)."""
     tensors = lora_tensors(spec)
     del tensors[f"{P}model.layers.1.self_attn.v_proj.{part}.weight"]
     with pytest.raises(AdapterRejected, match=rf"layers\.1\.self_attn\.v_proj\.{part}"):
@@ -187,6 +238,7 @@ def test_a_missing_half_is_rejected_by_name(spec, part):
 
 
 def test_rank_0_is_rejected(spec):
+    """A-EMPTY-ZERO3 (f)."""
     with pytest.raises(AdapterRejected):
         look(spec, lora_tensors(spec, 0))
 
@@ -199,6 +251,7 @@ def test_only_foreign_tensors_are_nothing_to_apply(spec):
 # A-NONFINITE: dtypes
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int64])
 def test_dtypes_that_are_no_floats_of_ours_are_rejected(spec, dtype):
+    """A-NONFINITE."""
     tensors = lora_tensors(spec)
     tensors[f"{Q0}.lora_B.weight"] = torch.zeros(16, 4).to(dtype)
     with pytest.raises(AdapterRejected, match="float32, float16 or bfloat16"):
@@ -207,6 +260,7 @@ def test_dtypes_that_are_no_floats_of_ours_are_rejected(spec, dtype):
 
 @pytest.mark.parametrize("alpha", [0, -8, 1e9])
 def test_an_unusual_alpha_is_a_warning(spec, alpha):
+    """A-NONFINITE."""
     assert "lora_alpha" in look(spec, lora_tensors(spec), lora_alpha=alpha).warnings[0]
 
 
@@ -214,6 +268,7 @@ def test_an_unusual_alpha_is_a_warning(spec, alpha):
     "changes", [{"lora_alpha": 1e308}, {"lora_alpha": -1e40}, {"alpha_pattern": {"q_proj": 1e40}}]
 )
 def test_a_scale_that_the_adapter_table_cannot_hold_is_rejected(spec, changes):
+    """A-NONFINITE."""
     with pytest.raises(AdapterRejected, match="Mend lora_alpha"):
         look(spec, lora_tensors(spec), **changes)
 
@@ -232,6 +287,7 @@ def test_a_scale_that_the_adapter_table_cannot_hold_is_rejected(spec, changes):
     ],
 )
 def test_no_shape_is_broadcast(spec, part, shape):
+    """A-FUSED-SPLIT: every shape exactly."""
     tensors = lora_tensors(spec)
     tensors[f"{Q0}.{part}.weight"] = torch.randn(shape)
     with pytest.raises(AdapterRejected, match=rf"q_proj\.{part}\.weight has shape"):
@@ -241,6 +297,7 @@ def test_no_shape_is_broadcast(spec, part, shape):
 # A-TIED-HEAD
 @pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
 def test_the_head_and_the_embedding_are_modules_of_their_own(spec, name):
+    """A-TIED-HEAD."""
     target = name.removeprefix("model.")
     found = look(spec, lora_tensors(spec, names=[name]), target_modules=[target])
     assert set(found.modules) == {name}
@@ -248,6 +305,7 @@ def test_the_head_and_the_embedding_are_modules_of_their_own(spec, name):
 
 
 def test_an_embedding_lora_has_its_own_shapes_and_names(spec):
+    """A-TIED-HEAD."""
     tensors = lora_tensors(spec, names=["model.embed_tokens"])
     a, b = f"{P}model.embed_tokens.lora_embedding_A", f"{P}model.embed_tokens.lora_embedding_B"
     assert (tensors[a].shape, tensors[b].shape) == ((4, 40), (16, 4))
@@ -262,6 +320,7 @@ def test_an_embedding_lora_has_its_own_shapes_and_names(spec):
 
 
 def test_tied_adapters_are_refused(spec):
+    """A-TIED-HEAD."""
     with pytest.raises(AdapterRejected, match="ensure_weight_tying"):
         look(
             spec,
@@ -286,6 +345,7 @@ def test_tied_adapters_are_refused(spec):
     ],
 )
 def test_full_weights_are_to_be_compared_with_the_base(spec, name, wanted):
+    """A-MODULES-TO-SAVE and A-BIAS."""
     tensors = {**lora_tensors(spec), P + name: torch.zeros(2)}
     assert look(spec, tensors, bias="all").copies == {P + name: wanted}
 
@@ -307,23 +367,59 @@ def test_any_other_tensor_is_an_error_with_a_remedy(spec, name, words):
         look(spec, {**lora_tensors(spec), name: torch.zeros(16)})
 
 
-def test_modules_to_save_without_their_weights_is_a_warning(spec):
-    found = look(spec, lora_tensors(spec), modules_to_save=["lm_head"])
-    assert found.warnings == ("modules_to_save is set, but there are no such weights",)
+@pytest.mark.parametrize("saved", ["lm_head", "embed_tokens", "norm", "input_layernorm", "q_proj"])
+def test_modules_to_save_without_their_weights_is_incomplete(spec, saved):
+    """A-MODULES-TO-SAVE (d): the LoRA alone is not what was trained."""
+    targets = ["v_proj"] if saved == "q_proj" else ["q_proj", "v_proj"]
+    names = module_names(spec, tuple(f"self_attn.{t}" for t in targets))
+    with pytest.raises(AdapterRejected, match=f"names .*{saved}.*is not in the file") as told:
+        look(
+            spec,
+            lora_tensors(spec, names=names),
+            target_modules=targets,
+            modules_to_save=[saved],
+        )
+    assert told.value.code == "adapter_incomplete"
 
 
-@pytest.mark.parametrize("value", ["all", "lora_only", "none"])
+def test_one_of_two_modules_to_save_is_incomplete_too(spec):
+    """A-MODULES-TO-SAVE (d)."""
+    tensors = {**lora_tensors(spec), f"{P}lm_head.weight": torch.zeros(2)}
+    both = {"modules_to_save": ["lm_head", "embed_tokens"]}
+    with pytest.raises(AdapterRejected, match="embed_tokens"):
+        look(spec, tensors, **both)
+    tensors[f"{P}model.embed_tokens.modules_to_save.weight"] = torch.zeros(2)
+    assert len(look(spec, tensors, **both).copies) == 2
+
+
+def test_modules_to_save_of_another_model_is_a_warning(spec):
+    """A-MODULES-TO-SAVE: PEFT passes over what the model hasn't, such as a classifier's head."""
+    found = look(spec, lora_tensors(spec), modules_to_save=["classifier", "score"])
+    assert found.warnings == ("modules_to_save names nothing of this base",)
+
+
+def test_a_full_weight_that_zero3_left_empty_says_so(spec):
+    """A-EMPTY-ZERO3 and A-MODULES-TO-SAVE: only modules_to_save is empty."""
+    tensors = {**lora_tensors(spec), f"{P}lm_head.weight": torch.zeros(0)}
+    with pytest.raises(AdapterRejected, match="lm_head.*empty.*ZeRO-3"):
+        look(spec, tensors, modules_to_save=["lm_head"])
+
+
+@pytest.mark.parametrize("value", ["all", "lora_only", "none", None])
 def test_a_bias_flag_without_biases_is_fine(spec, value):
+    """A-BIAS: the tensors count, not the flag."""
     assert look(spec, lora_tensors(spec), bias=value).warnings == ()
 
 
 def test_lora_bias_is_applied(spec):
+    """A-BIAS."""
     found = look(spec, lora_tensors(spec, bias=True), lora_bias=True)
     assert all(shape.has_bias for shape in found.shapes.values())
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_lora_bias_and_its_tensors_must_agree(spec, flag):
+    """A-BIAS."""
     with pytest.raises(AdapterRejected, match="lora_bias"):
         look(spec, lora_tensors(spec, bias=not flag), lora_bias=flag)
 

@@ -90,6 +90,7 @@ def test_a_block_needs_exactly_its_own_room():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", ["A", "B", "bias"])
 def test_a_value_that_is_not_finite_is_rejected_by_its_tensor(value, part):
+    """A-NONFINITE."""
     made = adapter({0: 2, 9: 3}, biases={9})
     weights = made.modules[9]
     tensor = {"A": weights.a, "B": weights.b, "bias": weights.bias}[part]
