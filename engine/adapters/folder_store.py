@@ -24,6 +24,7 @@ from engine.adapters.store import (
 from engine.errors import AdapterUnavailable
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+MAX_ATTEMPTS = 8
 
 
 class FolderStore:
@@ -137,12 +138,15 @@ class FolderStore:
 
     def _rename(self, source: str, target: Path) -> None:
         """Move into place, and let every folder on the way outlive a crash too."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(source, target)
-        except FileNotFoundError:  # a delete beside us took the folder that had just become empty
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(source, target)
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(source, target)
+                break
+            except (FileNotFoundError, FileExistsError):
+                # A delete beside us took a folder on the way that had just become empty.
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
         for folder in (target.parent, *target.parent.parents):
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:

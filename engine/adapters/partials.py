@@ -38,7 +38,9 @@ class Partials:
         works at it."""
         folder = self._root / name
         while True:
-            folder.mkdir(exist_ok=True)
+            # Not `exist_ok`: that is an error where the folder goes while it is looked at.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
             try:
                 lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             except FileNotFoundError:  # removed beside us

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -44,6 +46,29 @@ def test_a_store_that_vanished_is_unreachable_not_empty(tmp_path):
         with pytest.raises(AdapterUnavailable) as raised:
             call()
         assert not isinstance(raised.value, ObjectMissing)
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_puts_and_deletes_beside_each_other(tmp_path, switching):
+    """A delete takes folders that have become empty, also those that a put has just made."""
+    store = open_store(f"file://{tmp_path}/objects")
+
+    def work(number):
+        for _ in range(50):
+            store.put(f"adapters/acme/x/{number}", b"x")
+            store.delete(f"adapters/acme/x/{number}")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert store.list("") == []
 
 
 def test_an_unreadable_object_is_unavailable_with_its_cause(tmp_path):
