@@ -1,17 +1,24 @@
 # make serve    the quickstart: environment, model, tenants, then the service in the foreground
 # make test     the environment, then every test that needs no GPU
 # make check    formatter, linter, types and the fast tests
+# make load     SCENARIO on the running quickstart, and its report; `python -m loadgen list`
 #
 # PORT=8000            where `make serve` answers
 # PYTHON=python3       the interpreter that the environment is made with: 3.11 or newer
 # TORCH_INDEX=URL      an index with other builds of torch: those for the CPU save gigabytes where
 #                      there is no GPU; those for an older CUDA serve an older driver
 # TESTS=tests          what `make test` runs
+# SCENARIO=..., LOAD=  what `make load` runs; LOAD= with other parameters than those for two cores
 
 PYTHON ?= python3
 PORT ?= 8000
 TORCH_INDEX ?=
 TESTS ?= tests
+SCENARIO ?= noisy-neighbour
+SEED ?= 1
+LOAD ?= --set rate_factor=0.1 --set length_factor=0.25
+QUICKSTART ?= .loraplex/quickstart
+REPORT ?= .loraplex/load/$(SCENARIO)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +26,7 @@ STAMP := $(VENV)/.made-from-$(shell cat requirements.lock pyproject.toml | sha25
 # Several processes share the cores: a thread that waits must not spin.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m
 
-.PHONY: serve test check env lock bench-check clean
+.PHONY: serve test check load env lock bench-check clean
 .DEFAULT_GOAL := serve
 
 serve: env
@@ -36,6 +43,13 @@ check: env
 
 bench-check: env
 	@$(RUN) tests.bench_check
+
+LOADED := --quickstart $(QUICKSTART) --url http://127.0.0.1:$(PORT) --scenario $(SCENARIO) \
+  --seed $(SEED) --roster $(dir $(REPORT))roster.json
+
+load: env
+	@$(RUN) loadgen publish $(LOADED) $(LOAD)
+	@$(RUN) loadgen run $(LOADED) $(LOAD) --out $(REPORT)
 
 env: $(STAMP)
 

@@ -31,12 +31,14 @@ from loadgen.workloads.arrival import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A service. url: with its /v1; admin_key "": nothing of it but its answers is known."""
+    """A service. url: with its /v1; admin_key "": nothing of it but its answers is known; base: its
+    model's folder, base_name: how adapters name that."""
 
     url: str
     admin_key: str
     roster: Roster | None
     base: Path | None = None
+    base_name: str = ""
 
     @classmethod
     def of(
@@ -57,7 +59,9 @@ class Place:
         if roster is not None and roster.exists():
             members = Roster.read(roster)
         admin = admin_key or ("" if known is None else known.admin_key)
-        return cls(v1(url), admin, members, None if known is None else known.base)
+        if known is None:
+            return cls(v1(url), admin, members)
+        return cls(v1(url), admin, members, known.base, known.base_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,8 @@ class Publication:
         folder = self.base or self.place.base
         if folder is None:
             raise BaseError("Name the base model's folder: --base, or --quickstart.")
-        base = Base.read(folder, self.base_name)
-        # The service of a folder that isn't named as its config says asks for the publisher's word.
-        kind = Kind(base, self.ranks, self.modules, self.seed, self.base_name)
+        base = Base.read(folder, self.base_name or self.place.base_name)
+        kind = Kind(base, self.ranks, self.modules, self.seed)
         known = Roster.read(target) if target.exists() else None
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("publishing adapters", total=None)

@@ -18,13 +18,12 @@ Told = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of adapters: ranks in turn, and modules. asserted_base: see `Service.publish`."""
+    """Of adapters: ranks in turn, and modules."""
 
     base: Base
     ranks: Sequence[int]
     modules: Sequence[str]
     seed: int
-    asserted_base: str = ""
 
 
 def service_tenant(tenant: str) -> str:
@@ -75,7 +74,7 @@ async def _publish_all(
         async with slots:
             rank = kind.ranks[number % len(kind.ranks)]
             files = make_adapter(kind.base, rank, kind.modules, kind.seed + number)
-            await service.publish(tenant, name, files, kind.asserted_base)
+            await service.publish(tenant, name, files)
         done += 1
         told(done, len(missing))
 

@@ -85,6 +85,19 @@ TURNS = Benchmark(
         ),
     ],
 )
+SCHEDULER = Benchmark(
+    "scheduler",
+    ["tests.support.scheduling_cost"],
+    [
+        Figure(
+            "schedule(), 256 rows, 10,000 waiting of 1,000 tenants, ms",
+            lambda r: float(r["schedule_ms"]),
+            0.5,
+            at_least=False,
+        ),
+        Figure("commit(), likewise, ms", lambda r: float(r["commit_ms"]), 0.5, at_least=False),
+    ],
+)
 STREAMS = Benchmark(
     "streams",
     ["deployments.bench", "streams"],
@@ -97,6 +110,24 @@ STREAMS = Benchmark(
         ),
         Figure("in order", lambda r: float(r["every_token_in_order"]), 1.0, at_least=True),
         Figure("p99 of added delay, s", lambda r: float(r["delay_p99_s"]), 0.08, at_least=False),
+    ],
+)
+LOADGEN = Benchmark(
+    "loadgen",
+    ["tests.bench_loadgen"],
+    [
+        Figure(
+            "part answered at 500 requests/s",
+            lambda r: float(r["answered"] / r["requests"]),
+            1.0,
+            at_least=True,
+        ),
+        Figure(
+            "p99 of its own latency error, s",
+            lambda r: float(r["error_p99_s"]),
+            0.005,
+            at_least=False,
+        ),
     ],
 )
 
@@ -119,7 +150,7 @@ def main() -> int:
         [sys.executable, "-m", "deployments.quickstart", "prepare"], cwd=PROJECT, check=True
     )
     failed = 0
-    for benchmark in (DECODE, TURNS, ISOLATION, COLD, STREAMS):
+    for benchmark in (DECODE, SCHEDULER, TURNS, ISOLATION, COLD, STREAMS, LOADGEN):
         report = _run(benchmark)
         for figure in benchmark.figures:
             value = figure.value(report)

@@ -70,15 +70,11 @@ class Service:
             made = await self._call("POST", f"/tenants/{quote(tenant)}/rotate-key")
         return str(made["key"])
 
-    async def publish(
-        self, tenant: str, name: str, files: Mapping[str, bytes], base: str = ""
-    ) -> None:
-        """An adapter of these files. base: that it is for this base, whatever its config says."""
+    async def publish(self, tenant: str, name: str, files: Mapping[str, bytes]) -> None:
+        """An adapter of these files."""
 
         def form() -> aiohttp.FormData:
             data = aiohttp.FormData({"tenant": tenant, "name": name})
-            if base:
-                data.add_field("base", base)
             for filename, content in files.items():
                 data.add_field("files", content, filename=filename)
             return data

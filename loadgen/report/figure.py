@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from loadgen.report.words import seconds
 
@@ -72,7 +72,7 @@ def log_seconds(axis: Any, values: Sequence[float]) -> None:
         subs = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
         axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=99))
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def legend(axes_: Axes, columns: int = 1, markers: float = 1.0) -> None:
