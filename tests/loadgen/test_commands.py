@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.stream_server import serving
 
+pytestmark = pytest.mark.slow  # each command imports, and most of them draw
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "loadgen"]
 

@@ -76,6 +76,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tenants", "adapters"), [(3, 12), (300, 900)])
 def test_a_report_is_whole(tmp_path: Path, tenants: int, adapters: int) -> None:
     run = made(tenants, adapters)
@@ -134,6 +135,7 @@ def test_nothing_answered_is_a_report_too(tmp_path: Path) -> None:
     write(Run(run.facts, lost[:0], ()), Slo(), tmp_path)
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     for name, run in (("a", made(3, 12)), ("b", made(3, 12, slower=2.0))):
         run.write(tmp_path / name)
