@@ -78,10 +78,12 @@ class StepPlan:
 
     @property
     def size(self) -> StepSize:
-        num_tokens = self.num_tokens
-        num_read = sum(span.start + span.num_tokens for span in self.spans)
-        is_decode = num_tokens == len(self.spans) and all(span.samples for span in self.spans)
-        return StepSize(num_tokens, num_read, is_decode)
+        num_tokens = num_read = num_sampling = 0
+        for _, _, start, num, _, samples, _, _ in self.spans:
+            num_tokens += num
+            num_read += start + num
+            num_sampling += samples
+        return StepSize(num_tokens, num_read, num_tokens == num_sampling == len(self.spans))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ class Quarantine:
             faults.popleft()
         if len(faults) < self._max_faults:
             return LoraplexError(NOT_FINITE, code="not_finite").info(), False
-        del self._faults[ref.key]
         self._forget_old(now)
         message = (
             f"Adapter {ref.name!r} is in quarantine: its output was not a finite number in"

@@ -20,7 +20,7 @@ from engine.messages import CoreStats, Drop, LoadDone, SequenceOutput
 from engine.pacing import Pacing
 from engine.page_shares import PageShares
 from engine.pages import NO_PLAN
-from engine.plan import NO_ADAPTER, Span, StepPlan, StepResult
+from engine.plan import StepPlan, StepResult
 from engine.preemption import Preemption
 from engine.prefill import Prefill
 from engine.prefix import PrefixTree
@@ -258,27 +258,6 @@ class Scheduler:
             return None
         entries = self.cache.take_entries(self.arena.moved_adapters() if moves else ())
         new_rows = tuple(s.row for s in step.grants if s.first_plan == step.plan_id)
-        spans = tuple(self._span(s, n) for s, n in step.grants.items())
+        spans = self._holdings.spans(step.grants)
         self._last_plan = self._holdings.last_plan = step.plan_id
         return StepPlan(step.plan_id, spans, moves, entries, new_rows)
-
-    def _span(self, sequence: Sequence, num_tokens: int) -> Span:
-        """Its part of the plan, counted as computed from here on."""
-        start = sequence.num_computed
-        end = start + num_tokens
-        samples = end == sequence.length
-        pages = self._holdings.positions(sequence)
-        num_pages = -(-end // self.prefix.page_tokens)
-        span = Span(
-            sequence,
-            sequence.row,
-            start,
-            num_tokens,
-            NO_ADAPTER if sequence.lease is None else sequence.lease.adapter,
-            samples,
-            sequence.num_pending > 0,
-            pages if len(pages) == num_pages else pages[:num_pages],
-        )
-        sequence.num_computed = end
-        sequence.num_pending += samples
-        return span

@@ -41,11 +41,12 @@ class Settling:
         outputs: list[SequenceOutput] = []
         decoded: list[str] = []
         served = self._counters.served
+        plan_id, page_tokens, failed = plan.id, self._page_tokens, any(result.failed)
         for i, (span, tokens) in enumerate(zip(plan.spans, result.tokens, strict=True)):
             sequence, row, start, num_tokens, _, samples, _, _ = span
-            if sequence.row != row or plan.id < sequence.first_plan:
+            if sequence.row != row or plan_id < sequence.first_plan:
                 continue
-            if result.failed and result.failed[i]:
+            if failed and result.failed[i]:
                 outputs += self._fail(sequence, now)
                 continue
             request = sequence.request
@@ -57,7 +58,7 @@ class Settling:
                 and start >= sequence.num_prompt
                 and len(tokens) == 1
                 and len(sequence.tokens) + 1 < sequence.max_length
-                and (start + 1) % self._page_tokens
+                and (start + 1) % page_tokens
                 and tokens[0] not in request.stop_token_ids
             ):
                 sequence.tokens.append(tokens[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.accounts import MAX_IDLE, Accounts
 from engine.config import AccountConfig
 from engine.expectation import HISTORY
-from engine.orders import NEAR_EQUALS, Turns, locality_score
+from engine.orders import MAX_LOOKS, NEAR_EQUALS, Turns, locality_score
 from engine.prices import prices_of
 from engine.stepcost import LineCost
 from engine.types import Tenant
@@ -25,7 +25,7 @@ W_P, W_Q = 1.0, 2.0
 
 
 def accounts(**fields: object) -> Accounts:
-    config = AccountConfig(w_p=W_P, w_q=W_Q, default_output=256, **fields)  # type: ignore[arg-type]
+    config = replace(AccountConfig(w_p=W_P, w_q=W_Q, default_output=256), **fields)  # type: ignore[arg-type]
     return Accounts(config, prices_of(config, LineCost(), 100))
 
 
@@ -171,14 +171,95 @@ def test_a_lift_never_lowers_an_account() -> None:
     assert state(books, A) == (1020, 0)
 
 
-def test_a_tenant_that_still_runs_is_not_lifted() -> None:
+def test_a_tenant_is_lifted_while_it_runs_but_not_while_it_waits() -> None:
+    """Else a lone long request would bank what others are served meanwhile."""
     books = accounts()
+    for name in ("b", "more of b"):
+        books.arrive(name, B)
     books.arrive("a1", A)
-    books.arrive("b", B)
     books.admit("b", 700, 10)
     books.computed("b", 700)
     books.arrive("a2", A)
     assert state(books, A) == (0, 0)
+    for name in ("a1", "a2"):
+        books.admit(name, 10, 10)
+    books.arrive("a3", A)
+    assert state(books, A)[0] == 700
+
+
+def test_no_refund_takes_an_account_below_where_it_was_lifted_to() -> None:
+    books = accounts(charge="budget")
+    for name in ("b", "more of b"):
+        books.arrive(name, B)
+    books.admit("b", 700, 10)
+    books.computed("b", 700)
+    books.arrive("long", A)
+    books.admit("long", 10, 4096)
+    assert state(books, A) == (700, 10 + 2 * 4096)
+    books.finish("long", completed=False)
+    assert state(books, A) == (700, 0)
+
+
+def test_a_load_is_charged_by_its_bytes_and_weight() -> None:
+    books = accounts(w_load=2.0)
+    heavy = Tenant("h", weight=4.0)
+    books.arrive("r", heavy)
+    books.loaded("h", 6 << 20)
+    books.loaded("unknown", 6 << 20)
+    assert state(books, heavy) == (3, 0) and books.account("h").served == 12
+
+
+def test_a_weight_that_changes_counts_from_then_on() -> None:
+    books = accounts()
+    serve(books, "r", Tenant("a", weight=2.0), num_prompt=100, num_out=0)
+    books.arrive("r2", A)
+    books.admit("r2", 100, 1)
+    books.computed("r2", 100)
+    assert state(books, A)[0] == 50 + 100 and books.account("a").served == 200
+
+
+def test_under_vtc_only_what_is_served_counts() -> None:
+    books = accounts(order="vtc")
+    books.arrive("r", A)
+    books.admit("r", 100, 50)
+    assert state(books, A) == (0, 100)
+    books.computed("r", 100)
+    books.produced_by_each(["r", "r"])
+    assert state(books, A) == (104, 0)
+
+
+def test_under_fcfs_the_oldest_request_goes_first_and_everybody_stands_alike() -> None:
+    books = accounts(order="fcfs")
+    for tenant, num_prompt in ((A, 500), (B, 0), (C, 10)):
+        books.arrive(tenant.id, tenant)
+        books.admit(tenant.id, num_prompt, 1)
+    turns = books.turns({"a", "b", "c"}, age={"a": 2.0, "b": 3.0, "c": 1.0}.__getitem__)
+    assert [turns.next() for _ in range(4)] == ["c", "a", "b", None]
+    assert {books.standing(tenant) for tenant in "abc"} == {0.0}
+
+
+def test_a_whole_step_is_settled_as_one_by_one() -> None:
+    one, whole = accounts(default_output=2), accounts(default_output=2)
+    for books in (one, whole):
+        for name, tenant in (("a1", A), ("a2", A), ("b", B)):
+            books.arrive(name, tenant)
+            books.admit(name, 3, 10)
+    for _ in range(4):
+        whole.produced_by_each(["a1", "a2", "b"])
+        for name in ("a1", "a2", "b"):
+            one.produced(name)
+        assert [state(whole, t) for t in (A, B)] == [state(one, t) for t in (A, B)]
+        assert whole.order() == one.order()
+
+
+def test_looking_for_candidates_is_bounded() -> None:
+    books = accounts()
+    names = [f"t{i:04}" for i in range(500)]
+    for name in names:
+        books.arrive(name, Tenant(name))
+    asked: list[str] = []
+    turns = books.turns(set(names), lambda t: 0.0, lambda t: bool(asked.append(t)), MAX_LOOKS)
+    assert turns.next() is None and len(asked) == MAX_LOOKS + 1
 
 
 # Order, turns, share
@@ -297,14 +378,16 @@ class AccountMachine(RuleBasedStateMachine):
         self.count += 1
         request_id = f"r{self.count}"
         working = {t.id for t in self.live.values()}
-        others = [self.books.account(t).settled for t in working]
+        waiting = {t.id for r, t in self.live.items() if r not in self.admitted}
+        others = waiting or working - {tenant.id}
+        settled = [self.books.account(t).settled for t in others]
         self.books.arrive(request_id, tenant)
         self.live[request_id] = tenant
         account = self.books.account(tenant.id)
-        if tenant.id not in working:
+        if tenant.id not in waiting:
             assert account.settled >= self.expected[tenant.id] - 1e-6
-            if others:
-                lifted = max(self.expected[tenant.id], min(others))
+            if settled:
+                lifted = max(self.expected[tenant.id], min(settled))
                 assert account.settled == pytest.approx(lifted)
             self.expected[tenant.id] = account.settled
 

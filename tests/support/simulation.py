@@ -33,6 +33,7 @@ from tests.support.virtual import VirtualClock
 PAGE_TOKENS = 16
 PAGE_BYTES = PAGE_TOKENS * KV_BYTES_PER_TOKEN
 BASE = "base-revision"
+TOKENS = tuple(range(16_384))
 STOP = 7  # the token that ends an answer before max_tokens
 LOAD_S = 0.05
 
@@ -126,7 +127,7 @@ class Simulation:
         """Every prompt is its own: no prefix is shared."""
         name = f"{ask.tenant.id}-{self._count}"
         self._count += 1
-        prompt = (self._count, *range(ask.prompt - 1))
+        prompt = (self._count, *TOKENS[: ask.prompt - 1])
         self.jobs[name] = Job(ask, self.clock())
         tenant = ask.tenant.id
         self.served.setdefault(tenant, 0.0)
@@ -162,13 +163,17 @@ class Simulation:
                     ask = make()
             self.step(until_s)
 
-    def play(self, arrivals: Iterator[tuple[float, Ask]], until_s: float) -> list[str]:
-        """Requests that arrive when they arrive, until then; their names."""
+    def play(
+        self, arrivals: Iterator[tuple[float, Ask]], until_s: float, max_waiting: int = 1000
+    ) -> list[str]:
+        """Requests that arrive when they arrive, until then; their names. Those of a tenant that
+        has `max_waiting` waiting are turned away, as admission would."""
         names: list[str] = []
         upcoming = next(arrivals, None)
         while self.clock() < until_s:
             while upcoming is not None and upcoming[0] <= self.clock():
-                names.append(self.submit(upcoming[1]))
+                if self.waiting.get(upcoming[1].tenant.id, 0) < max_waiting:
+                    names.append(self.submit(upcoming[1]))
                 upcoming = next(arrivals, None)
             self.step(until_s if upcoming is None else min(until_s, upcoming[0]))
         return names
