@@ -194,6 +194,8 @@ class AdapterCache:
             self._failures.add(version.key, error, done.permanent, now)
             return self._failures.get(version.key, now)
         self._failures.succeeded(version.key)
+        if self._loading.is_charged(version.key):
+            self._accounts.loaded(version.ref.tenant, version.num_bytes)
         version.load_s = done.seconds
         version.layout = done.layout
         version.is_ordered = version.is_ordered and version.goal is Tier.DEVICE

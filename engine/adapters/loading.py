@@ -43,6 +43,7 @@ class Loading:
         self._max_loads = max_loads
         self._max_fetches = max_fetches
         self._near: set[str] = set()
+        self._displaced: set[str] = set()
         self._account = account
         self._on_dropped = on_dropped
         self._wanted: dict[str, Version] = {}
@@ -77,7 +78,7 @@ class Loading:
             if not self._keep_quota(version):
                 held_up.add(version.ref.tenant)
                 continue
-            offset = self._make_room(version.num_bytes)
+            offset = self._make_room(version)
             if offset is None:
                 break
             loads.append(self._begin(version, offset, now))
@@ -150,15 +151,26 @@ class Loading:
             by_tenant[version.ref.tenant] += version.num_bytes
         self._quotas.check(by_tenant)
 
-    def _make_room(self, num_bytes: int) -> int | None:
-        """Offset of a free block, dropping others as needed; None (and nothing dropped in vain but
-        for fragmentation) where those that may go are too small together."""
+    def is_charged(self, key: str) -> bool:
+        """Whether its tenant pays for the load that has just ended: not where its block had made
+        way for another tenant's."""
+        if key in self._displaced:
+            self._displaced.remove(key)
+            return False
+        return True
+
+    def _make_room(self, version: Version) -> int | None:
+        """Offset of a free block for it, dropping others as needed; None (and nothing dropped in
+        vain but for fragmentation) where those that may go are too small together."""
+        num_bytes = version.num_bytes
         offset = self.pool.allocate(num_bytes)
         if offset is not None:
             return offset
         if self.pool.num_free + self._blocks.num_droppable_bytes < block_bytes(num_bytes):
             return None
         while (victim := self._blocks.cheapest(self._quotas.over)) is not None:
+            if victim.ref.tenant != version.ref.tenant:
+                self._displace(victim.key)
             self._make_way(victim)
             offset = self.pool.allocate(num_bytes)
             if offset is not None:
@@ -178,6 +190,11 @@ class Loading:
                 return all(v.pin is not Tier.COLD for v in own)
             self._make_way(victim)
         return True
+
+    def _displace(self, key: str) -> None:
+        if len(self._displaced) >= MAX_NEAR:
+            self._displaced.clear()
+        self._displaced.add(key)
 
     def _make_way(self, version: Version) -> None:
         self._blocks.age_to(version)
