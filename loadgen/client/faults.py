@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -39,7 +42,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultDone:
-    """at_s: when it began, from the run's start; exit_code None: it never ran."""
+    """at_s: when it began, from the run's start; exit_code None: it never ran, or not to its end."""
 
     at_s: float
     command: str
@@ -55,12 +58,16 @@ async def inject(fault: Fault, facts: Facts, now_s: Callable[[], float]) -> Faul
         for name, value in known.items():
             command = command.replace(f"{{{name}}}", value)
     process = await asyncio.create_subprocess_shell(
-        command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         raise
     text = output.decode(errors="replace")[-MAX_OUTPUT:]

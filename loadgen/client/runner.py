@@ -148,10 +148,13 @@ class Runner:
 
     async def _fault(self, fault: Fault, facts: Facts) -> None:
         await asyncio.sleep(max(0.0, fault.at_s - self.now_s()))
+        began_s = round(self.now_s(), 3)
         try:
             done = await inject(fault, facts, self.now_s)
         except (ServiceError, OSError) as error:
-            done = FaultDone(round(self.now_s(), 3), fault.command, None, str(error))
+            done = FaultDone(began_s, fault.command, None, str(error))
+        except asyncio.CancelledError:
+            done = FaultDone(began_s, fault.command, None, "It still ran when the run ended.")
         self._faults_done.append(done)
 
     async def _sample(self, service: Service) -> None:

@@ -132,7 +132,7 @@ def server(report: Report) -> Table:
 
 def faults(report: Report) -> Table:
     rows = [
-        (f"{i}: {f.command}", seconds(f.at_s), "never ran" if f.exit_code is None else
+        (f"{i}: {f.command}", seconds(f.at_s), NONE if f.exit_code is None else
          str(f.exit_code), f.output.strip().splitlines()[-1] if f.output.strip() else "")
         for i, f in enumerate(report.facts.faults, start=1)
     ]  # fmt: skip

@@ -45,6 +45,8 @@ def gamma_cdf(shape: float, scale: float) -> Cdf:
         for n in range(1, 2000):
             term *= z / (shape + n)
             total += term
+            if term < 1e-12 * total:
+                break
         return min(1.0, total * math.exp(-z + shape * math.log(z) - math.lgamma(shape)))
 
     return cdf

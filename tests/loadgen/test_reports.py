@@ -125,6 +125,7 @@ def test_many_tenants_are_told_by_the_slowest() -> None:
     assert firsts[0] == slowest and firsts == sorted(firsts, reverse=True)
 
 
+@pytest.mark.slow
 def test_nothing_answered_is_a_report_too(tmp_path: Path) -> None:
     run = made(3, 3)
     lost = [
