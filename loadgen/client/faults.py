@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultDone:
-    """at_s: when it began, from the run's start; exit_code None: it never ran, or not to its end."""
+    """at_s: when it began, from the run's start; exit_code None: it didn't run to its end."""
 
     at_s: float
     command: str
