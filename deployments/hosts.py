@@ -72,3 +72,11 @@ def _is_file(url: str) -> bool:
     return parts.scheme == "sqlite" or (
         parts.scheme == "file" and FOLDER_FOR_ALL not in parts.query.split("&")
     )
+
+
+def serve_rank() -> int:
+    """This replica's rank as Ray Serve has it now; it may change while the replica lives."""
+    from ray import serve  # noqa: PLC0415  so that tests of streams and children need no Ray
+
+    rank: int = serve.get_replica_context().rank.rank
+    return rank

@@ -30,6 +30,7 @@ from deployments.generation import Model
 from deployments.openai_routes import openai_router
 from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
+from deployments.shared_service import ServiceExchange
 from deployments.tenants import Tenants
 from deployments.tokenising import Tokeniser
 from deployments.warmth_routes import WarmthRoutes
@@ -85,7 +86,10 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await catalog.refresh()
-        tasks = [asyncio.create_task(work) for work in (catalog.run(), warmth.keeper.run())]
+        works = [catalog.run(), warmth.keeper.run()]
+        if parts.config.replica.max_replicas > 1:
+            works.append(ServiceExchange(parts.model).run())
+        tasks = [asyncio.create_task(work) for work in works]
         yield
         for task in tasks:
             task.cancel()

@@ -12,14 +12,16 @@ import itertools
 import logging
 import os
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from deployments.calls import Call, Pace
 from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
-from deployments.hosts import check_here, node_here
+from deployments.hosts import check_here, node_here, serve_rank
 from deployments.replica_config import ReplicaConfig
+from deployments.shared_service import ServiceBook
 from deployments.streams import Event, Stream, error_event
 from deployments.tier_orders import place_of, read_pins, read_prefetch
 from engine.adapters.residency import ResidencyTable
@@ -83,6 +85,7 @@ class Replica:
         self._residency = ResidencyTable()
         self._stats: CoreStats | None = None
         self._ready: Ready | None = None
+        self._service = ServiceBook(uuid.uuid4().hex)
 
     async def start(self) -> None:
         """Start the children, once however often it is called. Raises the core's complaint."""
@@ -184,6 +187,12 @@ class Replica:
         self._children.submit([pins])
         return {"slot": self._slot(), "num_pins": len(pins.pins)}
 
+    async def exchange_service(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `shared_service`."""
+        await self.start()
+        self._children.submit([self._service.read(order)])
+        return self._service.answer(self._slot())
+
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:
         self._heard_s = self._clock()
@@ -192,6 +201,7 @@ class Replica:
         if output.residency is not None:
             self._residency.apply(output.residency)
         self._stats = output.stats or self._stats
+        self._service.heard(() if output.stats is None else output.stats.service)
         stops: list[Input] = []
         for part in output.sequences:
             known = self._streams.get(part.request_id)
@@ -287,14 +297,6 @@ class Replica:
         """Ray Serve calls this after draining, when a replica is taken away."""
         if hasattr(self, "_children"):
             self.shutdown()
-
-
-def serve_rank() -> int:
-    """This replica's rank as Ray Serve has it now; it may change while the replica lives."""
-    from ray import serve  # noqa: PLC0415  so that tests of streams and children need no Ray
-
-    rank: int = serve.get_replica_context().rank.rank
-    return rank
 
 
 def read_call(call: Mapping[str, Any]) -> tuple[list[Request], float]:

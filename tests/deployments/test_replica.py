@@ -66,6 +66,17 @@ def text_of(start: int, count: int) -> str:
     return "".join(f"<{FIRST_TOKEN + i}>" for i in range(start, start + count))
 
 
+async def test_what_a_replica_has_served_is_told_with_the_others_service(make: Make) -> None:
+    replica = await make()
+    await collect(replica, call(request("r", max_tokens=20)))
+    other = {"slot": 0, "epoch": "another", "served": {"somebody": 5.0}}
+    order = {"v": 1, "peers": [other]}
+    while not (answer := await replica.exchange_service(order))["served"]:
+        await asyncio.sleep(0.05)
+    (served,) = answer["served"].values()
+    assert answer["slot"] == 3 and served >= 2 * 20
+
+
 async def test_every_token_of_many_streams_arrives(make: Make) -> None:
     replica = await make()
     calls = [
