@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from loadgen.client.run import Run
@@ -30,8 +31,8 @@ def write_comparison(first: Path, second: Path, out: Path, slo: Slo | None = Non
         Plot("gap", "Gaps between tokens", "", _both(runs, gaps_of, "gap between pieces of text")),
     ]
     out.mkdir(parents=True, exist_ok=True)
-    parts = [f'<p class="sub">{t}</p>' for t in titles]
-    parts += [f'<p class="warning">{w}</p>' for w in warnings]
+    parts = [f'<p class="sub">{escape(t)}</p>' for t in titles]
+    parts += [f'<p class="warning">{escape(w)}</p>' for w in warnings]
     parts.append(pair([figure(plot) for plot in plots if plot.svg]))
     parts += [table_of(table) for table in shown]
     (out / "compare.html").write_text(document("Two runs side by side", parts), encoding="utf-8")

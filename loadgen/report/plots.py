@@ -63,7 +63,7 @@ def distribution(series: Mapping[str, Sequence[Outcome]], measure: Measure, labe
                 known, parts = cdf(values)
                 ax.step(known, parts, where="post", color=colour, label=f"{name} ({len(values):,})")
                 # The few smallest would make the axis long and the rest of the curve short.
-                drawn += [v for v, part in zip(known, parts, strict=True) if part > 0.01]
+                drawn += [v for v, part in zip(known, parts, strict=True) if part > 0.02]
         if not drawn:
             return ""
         log_seconds(ax.xaxis, drawn)

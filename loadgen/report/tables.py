@@ -58,7 +58,7 @@ def work(report: Report) -> Table:
         ("share of the most popular adapter", part(facts.shares["top_1"])),
         ("share of the ten most popular", part(facts.shares["top_10"])),
         ("adapters asked for", number(facts.shares["num_adapters"])),
-        ("tenants", number(len(report.tenants))),
+        ("tenants that asked", number(len(report.tenants))),
         ("digest of the schedule", facts.digest[:16]),
         ("endpoint", f"{facts.url}, {facts.settings['endpoint']}"),
         ("began", facts.began),
