@@ -74,6 +74,8 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
         "max_rank": record.max_rank,
         "max_host_bytes": record.max_host_bytes,
         "max_device_bytes": record.max_device_bytes,
+        "soft_kv_share": record.soft_kv_share,
+        "hard_kv_share": record.hard_kv_share,
         "allowed_ranks": list(record.allowed_ranks),
         "created_s": record.created_s,
     }

@@ -93,6 +93,8 @@ class TenantLimits(Body):
     max_rank: Rank | None = None
     max_host_bytes: Annotated[int, Field(ge=0)] | None = None
     max_device_bytes: Annotated[int, Field(ge=0)] | None = None
+    soft_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    hard_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
     allowed_ranks: Annotated[list[Rank], Field(max_length=64)] = []
     self_publish: bool = False
 

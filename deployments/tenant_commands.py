@@ -10,7 +10,15 @@ from deployments.terminal import USAGE, After, Json, Limit, client, fail, show, 
 
 tenants_app = typer.Typer(no_args_is_help=True, help="Make and change tenants and their keys.")
 
-LIMITS = ("max_adapters", "max_adapter_bytes", "max_rank", "max_host_bytes", "max_device_bytes")
+LIMITS = (
+    "max_adapters",
+    "max_adapter_bytes",
+    "max_rank",
+    "max_host_bytes",
+    "max_device_bytes",
+    "soft_kv_share",
+    "hard_kv_share",
+)
 TenantId = Annotated[str, typer.Argument(metavar="TENANT")]
 Weight = Annotated[float | None, typer.Option(help="Share of the service.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Sequences in progress at once.")]
@@ -23,6 +31,13 @@ MaxHostBytes = Annotated[
 ]
 MaxDeviceBytes = Annotated[
     int | None, typer.Option(help="Its adapters' bytes on a replica's device; -1: any number.")
+]
+SoftKvShare = Annotated[
+    float | None,
+    typer.Option(help="Part of a replica's KV pages beyond which it borrows, 0 to 1; -1: any."),
+]
+HardKvShare = Annotated[
+    float | None, typer.Option(help="Part of a replica's KV pages that it may have; -1: any.")
 ]
 Ranks = Annotated[str | None, typer.Option(help="Ranks it may publish, as 8,16; any: any.")]
 SelfPublish = Annotated[
@@ -45,6 +60,8 @@ def create_tenant(
     max_rank: MaxRank = None,
     max_host_bytes: MaxHostBytes = None,
     max_device_bytes: MaxDeviceBytes = None,
+    soft_kv_share: SoftKvShare = None,
+    hard_kv_share: HardKvShare = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
     as_json: Json = False,
@@ -59,6 +76,8 @@ def create_tenant(
         max_rank=max_rank,
         max_host_bytes=max_host_bytes,
         max_device_bytes=max_device_bytes,
+        soft_kv_share=soft_kv_share,
+        hard_kv_share=hard_kv_share,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
     )
@@ -79,6 +98,8 @@ def change_tenant(
     max_rank: MaxRank = None,
     max_host_bytes: MaxHostBytes = None,
     max_device_bytes: MaxDeviceBytes = None,
+    soft_kv_share: SoftKvShare = None,
+    hard_kv_share: HardKvShare = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
     as_json: Json = False,
@@ -93,6 +114,8 @@ def change_tenant(
         max_rank=max_rank,
         max_host_bytes=max_host_bytes,
         max_device_bytes=max_device_bytes,
+        soft_kv_share=soft_kv_share,
+        hard_kv_share=hard_kv_share,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
     )

@@ -244,8 +244,11 @@ class Accounts:
         assert set(self._idle) == set(self._accounts) - active and len(self._idle) <= MAX_IDLE
         weights = sum(self._accounts[tenant].weight for tenant in active)
         assert isclose(self._weight, weights, rel_tol=1e-6, abs_tol=1e-9)
+        charges: dict[str, list[Charge]] = {tenant: [] for tenant in self._accounts}
+        for charge in self._charges.values():
+            charges[charge.account.tenant].append(charge)
         for tenant, account in self._accounts.items():
-            mine = [c for c in self._charges.values() if c.account is account]
+            mine = charges[tenant]
             outstanding = sum(charge.outstanding for charge in mine)
             assert account.settled >= account.floor
             assert account.num_requests == len(mine)
@@ -263,7 +266,7 @@ class Accounts:
             return 0
         if self.config.charge == "budget":
             return max_tokens
-        return account.expectation.output(self.config.default_output)
+        return self.expected_output(account.tenant)
 
     def _settle(self, charge: Charge, charged: float, amount: float | None) -> None:
         """What was charged is outstanding no longer; it, or what it has really cost, is settled."""

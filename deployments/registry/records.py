@@ -37,6 +37,7 @@ class TenantRecord:
     max_adapters       names that stand for something
     max_adapter_bytes  stored bytes of all versions that aren't retired, each counted once
     max_host_bytes, max_device_bytes  of its adapters on one replica; None: no limit
+    soft_kv_share, hard_kv_share  of a replica's KV pages; None: no limit
     max_rank, allowed_ranks  of every module of a version; no allowed ranks: any
     """
 
@@ -52,6 +53,8 @@ class TenantRecord:
     allowed_ranks: tuple[int, ...] = ()
     max_host_bytes: int | None = None
     max_device_bytes: int | None = None
+    soft_kv_share: float | None = None
+    hard_kv_share: float | None = None
 
     @property
     def key(self) -> str:
@@ -77,6 +80,8 @@ class TenantRecord:
             self.max_queued,
             self.max_host_bytes,
             self.max_device_bytes,
+            self.soft_kv_share,
+            self.hard_kv_share,
         )
 
     def to_value(self) -> dict[str, Any]:
