@@ -7,13 +7,9 @@ self_publish. To it other tenants' adapters are not found, in the same words as 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -23,10 +19,9 @@ from deployments.adapter_views import adapter_view, resident_view
 from deployments.adapters import Adapters, Placing, unused
 from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
-from deployments.edge import BODY_TIMEOUT_S, read_json
+from deployments.edge import read_json
 from deployments.generation import Model
-from deployments.import_folder import missing_file
-from deployments.orders import Order, Source, upload_prefix
+from deployments.orders import Order, Source
 from deployments.probes import answered
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import is_digest
@@ -35,7 +30,7 @@ from deployments.registry.version_record import VersionRecord
 from deployments.rest_bodies import PromoteBody, PublishBody, RollbackBody, page, page_limit, parse
 from deployments.serving import Serving
 from deployments.tenants import Tenants
-from deployments.uploads import Upload
+from deployments.upload_forms import UploadForms
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import InvalidRequest, NotFound, Unavailable
 from engine.types import AdapterRef
@@ -56,12 +51,11 @@ class Control(Protocol):
     async def sweep(self, dry_run: bool) -> Mapping[str, Any]: ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class AdapterRoutes:
     """The handlers.
 
-    max_body_bytes    of a JSON body
-    max_upload_bytes, max_uploads  of an adapter's tensors; of bodies at once
+    max_body_bytes  of a JSON body
     """
 
     catalog: Catalog
@@ -71,10 +65,8 @@ class AdapterRoutes:
     replicas: Model
     serving: Serving
     store: ObjectStore
+    uploads: UploadForms
     max_body_bytes: int
-    max_upload_bytes: int
-    max_uploads: int
-    _num_uploads: int = field(default=0, init=False)
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/adapters")
@@ -134,8 +126,8 @@ class AdapterRoutes:
         """From JSON (a folder or a prefix), or a multipart form with the adapter's files."""
         caller = await self._caller(request)
         if request.headers.get("content-type", "").startswith("multipart/"):
-            async with self._uploaded(request, caller) as (body, source):
-                return await self._publish(caller, body, source)
+            async with self.uploads.stored(request, lambda b: self._owner(caller, b)) as form:
+                return await self._publish(caller, *form)
         body = parse(PublishBody, await read_json(request, self.max_body_bytes))
         if (body.folder is None) == (body.prefix is None):
             raise InvalidRequest(
@@ -156,46 +148,6 @@ class AdapterRoutes:
         digest = version.ref.digest
         logger.info("%s published %s of %s as %s", order.by, digest, record.model, placing.alias)
         return JSONResponse({**adapter_view(record), "version": digest}, status_code=201)
-
-    @asynccontextmanager
-    async def _uploaded(
-        self, request: Request, caller: Caller
-    ) -> AsyncIterator[tuple[PublishBody, Source]]:
-        """The form's fields, and its files in the object store, where control finds them."""
-        if self._num_uploads >= self.max_uploads:
-            raise Unavailable(
-                f"This ingress takes {self.max_uploads} uploads at once. Try again shortly.",
-                code="overloaded",
-                retry_after_s=5.0,
-            )
-        self._num_uploads += 1
-        try:
-            with tempfile.TemporaryDirectory(prefix="loraplex-") as scratch:
-                upload = Upload(
-                    request.headers["content-type"], Path(scratch), self.max_upload_bytes
-                )
-                await upload.read(request.stream(), BODY_TIMEOUT_S)
-                body = parse(PublishBody, _form_values(upload.fields))
-                if body.folder is not None or body.prefix is not None:
-                    raise InvalidRequest(
-                        "Give one of folder and prefix, or upload the files.", param="folder"
-                    )
-                body.placing()  # what is refused anyhow is not stored first
-                body.asked()
-                tenant = check_name(self._owner(caller, body), "tenant")
-                for name in (CONFIG, TENSORS):
-                    if name not in upload.files:
-                        raise missing_file(name, upload.files)
-                sources = self.serving.sources
-                word = f"{int(sources.wall())}-{sources.word()}"
-                prefix = upload_prefix(tenant, word)
-                for name in (CONFIG, TENSORS):
-                    await asyncio.to_thread(
-                        self.store.put, f"{prefix}/{name}", Path(scratch) / name
-                    )
-            yield body, Source(upload=word)
-        finally:
-            self._num_uploads -= 1
 
     # Naming and retiring --------------------------------------------------------------------------
     async def promote(self, request: Request, tenant: str, name: str) -> Response:
@@ -310,15 +262,3 @@ def _flag(request: Request, name: str) -> bool:
     if value not in ("true", "false"):
         raise InvalidRequest(f"{name} is true or false.", param=name)
     return value == "true"
-
-
-def _form_values(fields: Mapping[str, str]) -> dict[str, Any]:
-    """A form's fields as the JSON body has them: numbers, booleans and lists are written so."""
-    values: dict[str, Any] = dict(fields)
-    for name in ("weight", "promote", "probes"):
-        if name in values:
-            try:
-                values[name] = json.loads(values[name])
-            except (ValueError, RecursionError):
-                raise InvalidRequest(f"{name} is not JSON.", param=name) from None
-    return values

@@ -33,6 +33,7 @@ from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
 from deployments.tenants import Tenants
 from deployments.tokenising import Tokeniser
+from deployments.upload_forms import UploadForms
 from deployments.warmth_routes import WarmthRoutes
 from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
@@ -135,9 +136,10 @@ def _adapter_routes(
         replicas=parts.model,
         serving=serving,
         store=parts.store,
+        uploads=UploadForms(
+            parts.store, parts.sources, publish.max_upload_bytes, publish.max_uploads
+        ),
         max_body_bytes=limits.max_body_bytes,
-        max_upload_bytes=publish.max_upload_bytes,
-        max_uploads=publish.max_uploads,
     )
 
 

@@ -1,0 +1,203 @@
+"""The service on Ray with a real S3 and a real Redis that fail: what a client of HTTP is told.
+
+Resident adapters answer throughout, and everything recovers without a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from ray import serve
+
+from deployments.app import build
+from deployments.registry import open_registry
+from deployments.tenants import Tenants
+from engine.adapters.store import TENSORS
+from engine.model.spec import BackboneSpec
+from tests.support import fault_proxy, redis_servers, s3_server
+from tests.support.fault_proxy import Fault
+from tests.support.ingress import bearer, write_model
+from tests.support.peft_folders import BASE_NAME, lora_tensors, write_adapter
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+AT_ONCE = 200
+OUTAGE_S = 20.0
+"""Of Redis: longer than any timeout or pause here."""
+STORE = {"read_timeout_s": 1, "max_attempts": 3, "max_pause_s": 0.2, "deadline_s": 8}
+FAULTS = {
+    "slow": (Fault(latency_s=0.1, bytes_per_s=1e6), None),
+    "cut": (Fault(cut_after=700, cut_by="rst"), 2),
+    "slow down": (Fault(answer=(503, "SlowDown")), None),
+    "forbidden": (Fault(answer=(403, "AccessDenied")), None),
+    "absent": (Fault(answer=(404, "NoSuchKey")), None),
+    "wrong bytes": (Fault(flip=1000), None),
+}
+"""By name, and for how many requests."""
+CODES = {
+    "slow down": "store_slow_down",
+    "forbidden": "store_forbidden",
+    "absent": "object_missing",
+    "wrong bytes": "adapter_corrupt",
+}
+PASSES = {"slow down"}
+"""Where trying again helps."""
+
+
+TENANT = {"id": "t1", "max_concurrent": 2 * AT_ONCE, "max_queued": 2 * AT_ONCE}
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    with redis_servers.server(tmp_path_factory.mktemp("redis"), "--appendonly", "yes") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(s3):
+    with fault_proxy.proxy_before(s3.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def service(ray_local, redis, s3, proxy, tmp_path_factory):
+    """(a tenant's client, an operator's). Adapters are published and nowhere resident."""
+    home = tmp_path_factory.mktemp("outages")
+    write_model(home / "model", num_tokens=8192, context=256)
+    registry = open_registry(redis.url)
+    admin = Tenants(registry, clock=time.time, random_bytes=os.urandom).create_admin_key()
+    registry.close()
+    values = {
+        "data_dir": str(home / "data"),
+        "registry": redis.url,
+        "store": s3.url(s3_server.new_prefix(), endpoint=proxy.endpoint),
+        "store_options": STORE,
+        "import_root": str(home / "import"),
+        "base": {
+            "path": str(home / "model"),
+            "name": "tiny",
+            "revision": "r1",
+            "accepts": [BASE_NAME],
+        },
+        "replica": {
+            "num_replicas": 2,
+            "device": "fake",
+            "dtype": "float32",
+            "threads": 1,
+            "fake_step_s": 0.005,
+            "memory": {"arena_bytes": 32 << 20, "host_bytes": 8 << 20},
+            "shutdown_s": 2,
+        },
+        "router": {"stats_period_s": 0.25},
+    }
+    serve.run(build(values), name="outages", route_prefix="/")
+    url = ray_local.url
+    spec = BackboneSpec.load(home / "model")
+    with httpx.Client(base_url=url, headers=bearer(admin), timeout=120) as operator:
+        key = operator.post("/v1/tenants", json=TENANT).raise_for_status().json()["key"]
+        for name in ("warm", "cold", *(case.replace(" ", "-") for case in FAULTS)):
+            write_adapter(home / "import" / name, lora_tensors(spec))
+            body = {"tenant": "t1", "name": name, "folder": name}
+            operator.post("/v1/adapters", json=body).raise_for_status()
+        with httpx.Client(
+            base_url=url,
+            headers=bearer(key),
+            timeout=120,
+            limits=httpx.Limits(max_connections=2 * AT_ONCE),
+        ) as client:
+            yield client, operator
+    serve.delete("outages")
+
+
+def ask(client, name, max_tokens=3, **more):
+    body = {"model": f"t1/{name}", "prompt": "hello", "max_tokens": max_tokens}
+    return client.post("/v1/completions", json=body, **more)
+
+
+def holders(operator, name):
+    """Replicas that have the adapter on their device or in host memory."""
+    answer = operator.get(f"/v1/adapters/t1/{name}").raise_for_status()
+    return len({place["slot"] for place in answer.json()["replicas"]})
+
+
+def tensors_gets(proxy):
+    return {path: n for path, n in proxy.gets().items() if path.endswith(TENSORS)}
+
+
+def test_many_at_once_for_one_cold_adapter_get_its_object_once_a_replica(service, proxy):
+    """200 requests; the one that came first, and so began the load, goes away."""
+    client, operator = service
+    before = tensors_gets(proxy)
+    proxy.add(Fault(latency_s=0.4), key=TENSORS)  # below the read timeout
+
+    def leave_early():
+        with pytest.raises(httpx.ReadTimeout):
+            ask(client, "cold", timeout=0.3)
+
+    first = threading.Thread(target=leave_early)
+    first.start()
+    time.sleep(0.2)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda _: ask(client, "cold"), range(AT_ONCE)))
+    first.join()
+    proxy.heal()
+    assert {answer.text for answer in answers if answer.status_code != 200} == set()
+    after = tensors_gets(proxy)
+    (num_gets,) = [n - before.get(path, 0) for path, n in after.items() if n != before.get(path, 0)]
+    assert 1 <= num_gets <= 2
+    assert num_gets <= holders(operator, "cold")  # two on one machine may share their disk
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
+    """C-S3-ERRORS, as a client of HTTP sees it; a resident adapter answers meanwhile."""
+    client, _ = service
+    assert ask(client, "warm").status_code == 200
+    fault, times = FAULTS[case]
+    proxy.add(fault, key=TENSORS, times=times)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, client, case.replace(" ", "-"))
+            warm = [ask(client, "warm").status_code for _ in range(10)]
+            answer = waiting.result()
+    finally:
+        proxy.heal()
+    assert set(warm) == {200}
+    if case not in CODES:
+        assert answer.status_code == 200, answer.text
+        return
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == CODES[case]
+    assert ("retry-after" in answer.headers) == (case in PASSES)
+
+
+def test_a_registry_that_is_away_and_comes_back(service, redis):
+    """Known names are served, publishing says 503, and nobody is started anew."""
+    client, operator = service
+    names = {"tenant": "t1", "name": "late", "folder": "warm"}
+    assert ask(client, "warm").status_code == 200
+    redis.kill()
+    try:
+        ends = time.monotonic() + OUTAGE_S
+        refused = operator.post("/v1/adapters", json=names)
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"].startswith("registry_")
+        while time.monotonic() < ends:
+            assert ask(client, "warm").status_code == 200
+            time.sleep(0.5)
+        assert ask(client, "never-heard-of").status_code == 503
+    finally:
+        redis.start()
+    ends = time.monotonic() + 30
+    while (answer := operator.post("/v1/adapters", json=names)).status_code == 503:
+        assert time.monotonic() < ends, answer.text
+        time.sleep(0.2)
+    assert answer.is_success, answer.text
+    ends = time.monotonic() + 10
+    while ask(client, "late").status_code != 200:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
