@@ -20,6 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.parental import ending_with_us
+
 START_S = 15.0
 
 
@@ -72,7 +74,9 @@ class RedisServer:
         if not self.sentinel:
             command += ["--save", "", "--repl-diskless-sync-delay", "0"]
         with (self.folder / f"{self.port}.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, *self.options], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                ending_with_us([*command, *self.options]), stdout=log, stderr=log
+            )
         until(self._answers)
         return self
 

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from engine.adapters.store import ObjectStore, open_store
 from engine.config import StoreOptions
 from engine.errors import AdapterUnavailable
+from tests.support.parental import ending_with_us
 
 ACCESS_KEY, SECRET_KEY = "AKTEST", "SKTEST"
 BUCKET = "adapters"
@@ -79,7 +80,7 @@ def running() -> Iterator[S3Server]:
     port = _free_ports()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            _command(folder, port),
+            ending_with_us(_command(folder, port)),
             env={**os.environ, **ENVIRONMENT, "GOMEMLIMIT": "200MiB"},
             stdout=log,
             stderr=log,
