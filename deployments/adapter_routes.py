@@ -184,6 +184,7 @@ class AdapterRoutes:
     ) -> Response:
         """?now=true: running requests of what is retired end at once, with an error; not those of
         bytes that another name of the tenant still serves (`shared` in the answer)."""
+        _only(request, "now")
         now = _flag(request, "now")
         caller = self._scope(await self._caller(request), tenant, name)
         if version is not None and not is_digest(version):
@@ -254,6 +255,20 @@ class AdapterRoutes:
             return await self.replicas.statuses(STATUS_TIMEOUT_S)
         except Unavailable:
             return []
+
+
+def _only(request: Request, *known: str) -> None:
+    """Raises InvalidRequest for another query parameter, or a body: a misspelt one would retire
+    more than was meant."""
+    unknown = sorted(set(request.query_params) - set(known))
+    if unknown:
+        raise InvalidRequest(
+            f"There is no query parameter {unknown[0][:80]!r} here, only {', '.join(known)}. A"
+            " version is part of the path: /versions/VERSION.",
+            param=unknown[0][:80],
+        )
+    if request.headers.get("content-length", "0") != "0":
+        raise InvalidRequest("A DELETE takes no body. Write ?now=true.")
 
 
 def _flag(request: Request, name: str) -> bool:

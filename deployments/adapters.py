@@ -32,7 +32,8 @@ MAX_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Which name a version is given. alias None: none; weight: of a canary alone, its share."""
+    """Which name a version is given. alias None: none; weight: of a canary alone, its share;
+    None: that of the canary before it, 0 where there was none."""
 
     alias: str | None = PRODUCTION
     weight: float | None = None
@@ -56,7 +57,7 @@ class Placing:
                     code="no_production",
                     param="as",
                 )
-            return record.with_canary(digest, self.weight or 0.0)
+            return record.with_canary(digest, self.weight)
         return record if self.alias is None else record.promoted(digest, self.alias)
 
 

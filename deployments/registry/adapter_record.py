@@ -148,18 +148,19 @@ class AdapterRecord:
             before = replace(before, digest=digest, history=history[-MAX_HISTORY:])
         return self._with_alias(alias, before)
 
-    def with_canary(self, digest: str, weight: float, alias: str = PRODUCTION) -> AdapterRecord:
-        """`digest` gets the share `weight` of `alias`. Raises InvalidRequest, Conflict."""
+    def with_canary(
+        self, digest: str, weight: float | None, alias: str = PRODUCTION
+    ) -> AdapterRecord:
+        """`digest` gets the share `weight` of `alias`, None: that of the canary before it, if any.
+        Raises InvalidRequest, Conflict."""
         before = self._alias(alias)
-        if not 0.0 <= weight <= 1.0:
+        share = before.weight if weight is None else weight
+        if not 0.0 <= share <= 1.0:
             raise InvalidRequest("weight is a share from 0 to 1.", param="weight")
         if before.digest == digest:
-            raise Conflict(
-                f"{self.model}@{alias} stands for {digest[:12]} already: its canary must be another"
-                " version.",
-                param="version",
-            )
-        return self._with_alias(alias, replace(before, canary=digest, weight=weight))
+            already = f"{self.model}@{alias} stands for {digest[:12]} already"
+            raise Conflict(f"{already}: its canary must be another version.", param="version")
+        return self._with_alias(alias, replace(before, canary=digest, weight=share))
 
     def rolled_back(self, alias: str = PRODUCTION) -> AdapterRecord:
         """`alias` stands for what it stood for before; of `canary`, the canary ends.

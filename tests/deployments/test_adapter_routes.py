@@ -182,6 +182,24 @@ async def test_retiring_now_is_told_and_fails_loudly(admin, world, two):
     error_of(await admin.delete("/v1/adapters/t1/two", params={"now": "yes"}), 400)
 
 
+async def test_a_misspelt_version_retires_nothing(admin, world, two):
+    for params in ({"verison": two[0]}, {"now": "true", "bogus": "1"}):
+        error = error_of(await admin.delete("/v1/adapters/t1/two", params=params), 400)
+        assert error["param"] in params
+    error_of(await admin.request("DELETE", "/v1/adapters/t1/two", json={"now": True}), 400)
+    view = (await admin.get("/v1/adapters/t1/two")).json()
+    assert view["status"] != "retired"
+    assert [v["retired_s"] for v in view["versions"]] == [None, None]
+
+
+async def test_a_canary_keeps_its_weight_unless_one_is_named(admin, two):
+    body = {"version": two[0], "as": "canary"}
+    for weight, expected in ((None, 0.0), (0.3, 0.3), (None, 0.3)):
+        asked = body if weight is None else {**body, "weight": weight}
+        answer = await admin.post("/v1/adapters/t1/two/promote", json=asked)
+        assert answer.json()["aliases"]["production"]["weight"] == expected
+
+
 async def test_a_canary_is_retired_by_its_name(admin, world, two):
     body = {"version": two[0], "as": "canary", "weight": 0.3}
     await admin.post("/v1/adapters/t1/two/promote", json=body)
