@@ -40,6 +40,11 @@ class ErrorInfo:
     retry_after_s: float | None = None
 
 
+def _text(quoted: str) -> str:
+    """What is quoted from a file may hold half a surrogate pair, which no answer or log can."""
+    return quoted.encode("utf-8", "backslashreplace").decode()
+
+
 class LoraplexError(Exception):
     """Base of the tree. `message` says what is wrong and the remedy, in a sentence each."""
 
@@ -56,11 +61,12 @@ class LoraplexError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        message = _text(message)
         super().__init__(message)
         self.message = message
         if code is not None:
             self.code = code
-        self.param = param
+        self.param = None if param is None else _text(param)
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def info(self) -> ErrorInfo:

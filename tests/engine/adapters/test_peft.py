@@ -67,6 +67,13 @@ def test_an_unknown_key_that_says_something_fails_closed(value):
     read_config(data, allowed_keys=frozenset({"brand_new"}))
 
 
+def test_half_a_surrogate_pair_is_quoted_as_text():
+    with pytest.raises(AdapterRejected) as caught:
+        read(**{"use_\ud800": True})
+    assert "use_\\ud800" in caught.value.message
+    caught.value.message.encode()
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
