@@ -12,7 +12,6 @@ import torch
 from engine.adapters.weights import Adapter, ModuleWeights
 from engine.types import SamplingParams
 from tests.support.cuda_counts import DeviceCounts
-from tests.support.cuda_runners import Runners
 from tests.support.real_engine import PAGE_TOKENS, RealEngine
 from tests.support.tiny_models import make_model
 
@@ -24,18 +23,6 @@ NUM_ADAPTERS = 500
 MAX_SEQS = 33
 MAX_LEN = 96
 VOCAB = 384
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Not here: under it torch enqueues other kernels than a service does."""
-
-
-@pytest.fixture
-def runners():
-    runners = Runners()
-    yield runners
-    runners.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 from engine.plan import StepPlan
 from engine.types import SamplingParams
-from tests.support.cuda_runners import Runners, begin, check, driver_of, prompts
+from tests.support.cuda_runners import begin, check, driver_of, prompts
 from tests.support.real_engine import PAGE_TOKENS, RealEngine
 from tests.support.recording import RecordingRunner
 from tests.support.tiny_models import ADAPTERS, make_model
@@ -18,18 +18,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Not here: under it torch enqueues other kernels than a service does."""
-
-
-@pytest.fixture
-def runners():
-    runners = Runners()
-    yield runners
-    runners.close()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from engine.device_arena import DTYPES
-from tests.support.cuda_runners import Runners, driver_of, prompts
+from tests.support.cuda_runners import driver_of, prompts
 from tests.support.tiny_models import SIZES, build_model
 
 pytestmark = [
@@ -58,18 +58,6 @@ POPULARITY = {
     "identical": [4] * 19,
     "none": [0] * 5,
 }
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Not here: under it torch enqueues other kernels than a service does."""
-
-
-@pytest.fixture
-def runners():
-    runners = Runners()
-    yield runners
-    runners.close()
 
 
 @pytest.fixture(scope="module")

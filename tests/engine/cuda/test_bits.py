@@ -11,7 +11,7 @@ import torch
 from engine.buckets import MIXED_BLOCK_ROWS
 from engine.device_arena import DTYPES
 from engine.plan import NO_ADAPTER, Move, TableEntry
-from tests.support.cuda_runners import Runners, begin, bits, driver_of, prompts
+from tests.support.cuda_runners import begin, bits, driver_of, prompts
 from tests.support.real_engine import PAGE_TOKENS, RealEngine
 from tests.support.tiny_models import ADAPTERS, make_model
 
@@ -23,18 +23,6 @@ BOTH = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 ROWS = 64
 ZEROS = 100
 """Index of the first adapter whose B is zero; each row may have one of its own."""
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Not here: under it torch enqueues other kernels than a service does."""
-
-
-@pytest.fixture
-def runners():
-    runners = Runners()
-    yield runners
-    runners.close()
 
 
 @pytest.fixture(scope="module")

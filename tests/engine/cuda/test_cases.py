@@ -9,7 +9,7 @@ import torch
 
 from engine.device_arena import DTYPES
 from engine.plan import NO_ADAPTER, TableEntry
-from tests.support.cuda_runners import Runners, bits, check, driver_of, prompts
+from tests.support.cuda_runners import bits, check, driver_of, prompts
 from tests.support.drive import Driver
 from tests.support.tiny_models import ADAPTERS, make_model
 
@@ -19,18 +19,6 @@ pytestmark = [
 ]
 R4, R8, R64 = range(3)
 """Indices of the model's adapters; r8 and r64 have an lm_head."""
-
-
-@pytest.fixture(autouse=True)
-def poisoned():
-    """Not here: under it torch enqueues other kernels than a service does."""
-
-
-@pytest.fixture
-def runners():
-    runners = Runners()
-    yield runners
-    runners.close()
 
 
 @pytest.fixture(scope="module")
