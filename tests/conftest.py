@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import fault_proxy, s3_server
+from tests.support import fault_proxy, interpreter, s3_server
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import S3Server
 
@@ -26,6 +26,7 @@ os.environ["RAY_ADDRESS"] = ""
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Several processes of a test share the cores: one that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+interpreter.choose()
 # The S3 server of our own, and nobody's credentials but its own.
 os.environ.update(s3_server.ENVIRONMENT)
 

@@ -1,17 +1,9 @@
-"""GPU kernels run on the GPU where there is one, else in Triton's interpreter.
-
-The interpreter is chosen when a kernel's module is imported, hence here, ahead of the test modules.
-"""
+"""The device that kernels run on: see `tests.support.interpreter`."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
