@@ -26,6 +26,7 @@ KEEP_ALIVE_S = 4.0
 request goes out on it would be an error of the generator's making."""
 READ_BYTES = 1 << 16
 SAMPLE_S = 2.0
+SETTLE_S = 2.5
 LEAD_S = 0.5
 """From the first line of a run to its moment 0, for whatever has to get going."""
 
@@ -89,9 +90,13 @@ class Runner:
         with _few_collections():
             requests = await self._send_all(http)
             await self._drain(requests)
+        wall_s = self.now_s()
         await self._end(beside)
         await self._end(requests)
-        wall_s = self.now_s()
+        if service is not None and not self._stopped.is_set():
+            # Counters come once a second: only now do they hold the last answers.
+            await asyncio.sleep(SETTLE_S)
+            await self._take_sample(service)
         for index, asking in self._asking.items():
             self._outcomes[index] = asking.outcome()
         return Result(
@@ -160,10 +165,14 @@ class Runner:
     async def _sample(self, service: Service) -> None:
         while True:
             at_s = self.now_s()
-            # A fault may well have taken the endpoint away: then there is a sample less.
-            with contextlib.suppress(ServiceError):
-                self._samples.append(Sample(round(at_s, 3), await service.replicas()))
+            await self._take_sample(service)
             await asyncio.sleep(max(0.0, at_s + SAMPLE_S - self.now_s()))
+
+    async def _take_sample(self, service: Service) -> None:
+        at_s = self.now_s()
+        # A fault may well have taken the endpoint away: then there is a sample less.
+        with contextlib.suppress(ServiceError):
+            self._samples.append(Sample(round(at_s, 3), await service.replicas()))
 
     async def _end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in tasks:
