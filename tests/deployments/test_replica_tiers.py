@@ -62,6 +62,7 @@ async def test_a_warm_up_that_fails_says_why(replica: Replica) -> None:
     order = prefetch_order(ref, to_device=False, ordered=True)
     await replica.prefetch(order)
     await until(lambda: bool(replica._children.load_failures.reasons()))
+    await until_places(replica, loading=[])  # told apart from the reason, a moment later
     answer = await replica.prefetch(order)
     assert answer is not None and answer["tier"] == "failed"
     assert "ended the loader" in answer["why"]
