@@ -82,12 +82,13 @@ class Runner:
 
     async def run(self, http: aiohttp.ClientSession, service: Service | None) -> Result:
         """All of it. service: whose replicas are sampled, None: nobody's."""
-        self._origin_s = self._clock() + LEAD_S
         facts: Facts = no_facts if service is None else service.pids
-        beside = [asyncio.create_task(self._fault(fault, facts)) for fault in self._faults]
-        if service is not None:
-            beside.append(asyncio.create_task(self._sample(service)))
         with _few_collections():
+            # Only now: of a large heap, the collection that this begins with takes seconds.
+            self._origin_s = self._clock() + LEAD_S
+            beside = [asyncio.create_task(self._fault(fault, facts)) for fault in self._faults]
+            if service is not None:
+                beside.append(asyncio.create_task(self._sample(service)))
             requests = await self._send_all(http)
             await self._drain(requests)
         wall_s = self.now_s()
