@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deployments.pin_budget import Budgets
-from deployments.registry.pin_record import PINS, PinRecord, pin_key
+from deployments.registry.pin_record import PINS, PinRecord, pins_from_value, pins_to_value
 from deployments.registry.records import check_name
-from deployments.registry.registry import Registry
+from deployments.registry.registry import ABSENT, Registry
 from engine.errors import Conflict, NotFound
+
+MAX_ATTEMPTS = 8
+All = tuple[PinRecord, ...]
 
 
 class PinBudgetExceeded(Conflict):
@@ -33,33 +36,67 @@ class Pins:
         self._itemsize = itemsize
         self._clock = clock
 
-    def all(self) -> list[PinRecord]:
-        return [PinRecord.from_value(e.value) for e in self._registry.list(PINS).entries]
+    def all(self) -> All:
+        """By tenant and name."""
+        return self._read()[0]
 
     def pin(
         self, tenant: str, name: str, num_elements: int, on_device: bool, replicas: int, by: str
     ) -> PinRecord:
-        """Pins it, in the place of an earlier pin of the same adapter. Raises PinBudgetExceeded."""
-        record = PinRecord(tenant, name, on_device, replicas, num_elements, by, self._clock())
-        others = [p for p in self.all() if p.key != record.key and p.on_device == on_device]
-        budget = self._budgets.device if on_device else self._budgets.host
-        own = [p for p in others if p.tenant == tenant]
-        self._check(record, others, budget.total_bytes, "All pins together")
-        self._check(record, own, budget.tenant_bytes, f"Pins of tenant {tenant}")
-        self._registry.put(record.key, record.to_value(), None)
-        return record
+        """Pins it, in the place of an earlier pin of the same adapter. Raises PinBudgetExceeded;
+        Conflict where others keep changing the pins."""
+        pin = PinRecord(tenant, name, on_device, replicas, num_elements, by, self._clock())
+
+        def pinned(pins: All) -> All:
+            others = tuple(p for p in pins if not p.is_of(tenant, name))
+            self._check_budgets(pin, [p for p in others if p.on_device == on_device])
+            return (*others, pin)
+
+        self._update(pinned)
+        return pin
 
     def unpin(self, tenant: str, name: str) -> PinRecord:
-        """Raises NotFound where it isn't pinned."""
-        key = pin_key(check_name(tenant, "tenant"), check_name(name, "name"))
-        entry = self._registry.get(key)
-        if entry is None:
-            raise NotFound(f"{tenant}/{name} is not pinned.", param="name")
-        self._registry.delete(key, None)
-        return PinRecord.from_value(entry.value)
+        """Raises NotFound where it isn't pinned; Conflict as `pin` does."""
+        check_name(tenant, "tenant")
+        check_name(name, "name")
+        ended: list[PinRecord] = []
+
+        def unpinned(pins: All) -> All:
+            ended[:] = [p for p in pins if p.is_of(tenant, name)]
+            if not ended:
+                raise NotFound(f"{tenant}/{name} is not pinned.", param="name")
+            return tuple(p for p in pins if not p.is_of(tenant, name))
+
+        self._update(unpinned)
+        return ended[0]
+
+    def _read(self) -> tuple[All, int]:
+        """The pins, and the revision of their record."""
+        entry = self._registry.get(PINS)
+        return ((), ABSENT) if entry is None else (pins_from_value(entry.value), entry.rev)
+
+    def _update(self, change: Callable[[All], All]) -> None:
+        """Apply `change` to the pins as they are when they are written: two at once can't pass a
+        budget that has room for one."""
+        for _ in range(MAX_ATTEMPTS):
+            pins, rev = self._read()
+            value = pins_to_value(change(pins))
+            try:
+                self._registry.put(PINS, value, rev)
+            except Conflict:
+                continue
+            return
+        raise Conflict("The pins keep changing. Try again.")
 
     def num_bytes(self, record: PinRecord) -> int:
         return record.num_elements * self._itemsize
+
+    def _check_budgets(self, pin: PinRecord, others: list[PinRecord]) -> None:
+        """others: of its tier."""
+        budget = self._budgets.device if pin.on_device else self._budgets.host
+        own = [p for p in others if p.tenant == pin.tenant]
+        self._check(pin, others, budget.total_bytes, "All pins together")
+        self._check(pin, own, budget.tenant_bytes, f"Pins of tenant {pin.tenant}")
 
     def _check(self, record: PinRecord, others: list[PinRecord], limit: int, who: str) -> None:
         held = sum(self.num_bytes(p) for p in others)

@@ -35,11 +35,16 @@ Url = Annotated[
 
 @registry_app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(dir_okay=False)], config: Config = None, registry: Url = ""
+    file: Annotated[Path, typer.Argument(dir_okay=False)],
+    config: Config = None,
+    registry: Url = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In the place of a FILE that is there.")
+    ] = False,
 ) -> None:
     """Write all records to FILE, as they are at one moment. The service may run on."""
     with _opened(config, registry) as opened:
-        number = back_up(opened, file, clock=time.time)
+        number = back_up(opened, file, clock=time.time, replace=replace)
     typer.echo(f"{number} records are in {file}. Adapters' objects are in the object store.")
 
 

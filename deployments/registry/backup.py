@@ -21,9 +21,18 @@ FORMAT = 1
 MAX_ATTEMPTS = 5
 
 
-def back_up(registry: Registry, path: Path, *, clock: Callable[[], float]) -> int:
+def back_up(
+    registry: Registry, path: Path, *, clock: Callable[[], float], replace: bool = False
+) -> int:
     """Write all that `registry` holds at one moment to `path`, readable by its owner alone; answers
-    how many entries. A file that is there is replaced once the new one is whole."""
+    how many entries. With `replace` a file that is there goes once the new one is whole.
+
+    Raises Conflict where there is a file and no `replace`, InvalidRequest where none can be made.
+    """
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"There is no folder {path.parent}. Make it first.")
+    if path.exists() and not replace:
+        raise Conflict(f"{path} is there already. Name another file, or give --replace.")
     entries, rev = _snapshot(registry)
     header = {
         "loraplex": "registry",
@@ -32,6 +41,15 @@ def back_up(registry: Registry, path: Path, *, clock: Callable[[], float]) -> in
         "rev": rev,
         "written_s": clock(),
     }
+    try:
+        _write(path, header, entries)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}.") from error
+    return len(entries)
+
+
+def _write(path: Path, header: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Whole, or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     digest = hashlib.sha256()
     try:
@@ -48,7 +66,6 @@ def back_up(registry: Registry, path: Path, *, clock: Callable[[], float]) -> in
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return len(entries)
 
 
 def bring_back(

@@ -1,14 +1,16 @@
-"""What the registry keeps of a pin. Its keys begin with `PINS`. Pure."""
+"""What the registry keeps of pins: all of them in one record, so that one compare-and-set changes
+them within their budget. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deployments.registry.records import known_fields
 
-PINS = "pin/"
+PINS = "pins"
+"""The record's key."""
 PIN_VERSION = 1
 
 
@@ -29,17 +31,17 @@ class PinRecord:
     by: str
     created_s: float
 
-    @property
-    def key(self) -> str:
-        return pin_key(self.tenant, self.name)
-
-    def to_value(self) -> dict[str, Any]:
-        return {"v": PIN_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> PinRecord:
-        return cls(**known_fields(cls, value, PIN_VERSION))
+    def is_of(self, tenant: str, name: str) -> bool:
+        return (self.tenant, self.name) == (tenant, name)
 
 
-def pin_key(tenant: str, name: str) -> str:
-    return f"{PINS}{tenant}/{name}"
+def pins_to_value(pins: Iterable[PinRecord]) -> dict[str, Any]:
+    """Of the record under `PINS`: by tenant and name."""
+    ordered = sorted(pins, key=lambda p: (p.tenant, p.name))
+    return {"v": PIN_VERSION, "pins": [asdict(pin) for pin in ordered]}
+
+
+def pins_from_value(value: Mapping[str, Any]) -> tuple[PinRecord, ...]:
+    """Raises ValueError for what another release wrote."""
+    pins = ({**pin, "v": value.get("v")} for pin in value.get("pins", ()))
+    return tuple(PinRecord(**known_fields(PinRecord, pin, PIN_VERSION)) for pin in pins)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deployments.hints import Hints
+from deployments.pin_budget import Budget, Budgets
+from deployments.pins import PinBudgetExceeded, Pins
+from deployments.registry import open_registry
+from deployments.registry.registry import Entry, Registry
 from deployments.tier_orders import read_pins, read_prefetch
 from engine.errors import InvalidRequest
 from router.owners import owners
@@ -23,7 +27,9 @@ SLOTS = (0, 1, 2)
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     budgets = {"device_bytes": 9000, "tenant_device_bytes": 6000, "host_bytes": 10_000}
-    world = World.build(tmp_path, pins={**budgets, "tenant_host_bytes": 10_000})
+    # The budgets are for elements of four bytes, whatever this machine would choose.
+    float32 = {"dtype": "float32"}
+    world = World.build(tmp_path, replica=float32, pins={**budgets, "tenant_host_bytes": 10_000})
     world.model.replies = [{"slot": slot, "ready": True} for slot in SLOTS]
     return world
 
@@ -129,6 +135,33 @@ async def test_a_pin_over_the_budget_is_refused_with_the_numbers(world: World) -
         assert (await pin("t1/two", "host")).status_code == 200, "a tier has its own budget"
         assert (await pin("t2/one")).status_code == 200
         assert (await pin("t1/bot")).status_code == 200, "pinned again in its own place"
+
+
+def test_of_pins_at_once_only_those_pass_that_fit_together(tmp_path: Path) -> None:
+    """Each alone fits the budget of all. The registry hands the second the revision of before."""
+    registry = open_registry(f"sqlite://{tmp_path}/registry.db")
+    pins = Pins(registry, Budgets(Budget(100, 100), Budget(100, 100)), 1, lambda: 5.0)
+
+    class Late:
+        """A registry on which somebody else pins right after the pins were read."""
+
+        def get(self, key: str) -> Entry | None:
+            entry = registry.get(key)
+            if not pins.all():
+                pins.pin("a", "first", 60, True, 0, "x")
+            return entry
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(registry, name)
+
+    late = Pins(cast(Registry, Late()), Budgets(Budget(100, 100), Budget(100, 100)), 1, lambda: 5.0)
+    with pytest.raises(PinBudgetExceeded, match="take 60 already"):
+        late.pin("b", "second", 60, True, 0, "x")
+    late.pin("b", "second", 40, True, 0, "x")
+    assert [(p.tenant, p.num_elements) for p in pins.all()] == [("a", 60), ("b", 40)]
+    pins.unpin("a", "first")
+    assert [p.tenant for p in pins.all()] == ["b"]
+    registry.close()
 
 
 async def test_a_request_for_a_version_not_seen_for_a_while_sends_word_ahead(world: World) -> None:

@@ -158,6 +158,19 @@ def test_the_command_line_says_what_is_wrong(tmp_path):
     assert not file.exists()
 
 
+def test_a_backup_takes_the_place_of_nothing_unasked(url, registry, tmp_path):
+    file = tmp_path / "registry.jsonl"
+    file.write_text("mine")
+    said = run("registry", "backup", file, "--registry", url, code=1)
+    assert "--replace" in said and file.read_text() == "mine"
+    run("registry", "backup", file, "--registry", url, "--replace")
+    assert file.read_text() != "mine"
+    away = tmp_path / "away" / "registry.jsonl"
+    said = run("registry", "backup", away, "--registry", url, code=1)
+    assert f"There is no folder {away.parent}." in said.replace("\n", " ")
+    assert not away.parent.exists()
+
+
 # Configuration -----------------------------------------------------------------------------------
 def config(registry="", store="", **environ):
     values = {"data_dir": "/d", "base": {"path": "/m", "name": "tiny"}}
