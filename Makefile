@@ -8,12 +8,14 @@
 # TORCH_INDEX=URL      an index with other builds of torch: those for the CPU save gigabytes where
 #                      there is no GPU; those for an older CUDA serve an older driver
 # TESTS=tests          what `make test` runs
+# WORKERS=2            processes that it runs them in
 # SCENARIO=..., LOAD=  what `make load` runs; LOAD= with other parameters than those for two cores
 
 PYTHON ?= python3
 PORT ?= 8000
 TORCH_INDEX ?=
 TESTS ?= tests
+WORKERS ?= 2
 SCENARIO ?= noisy-neighbour
 SEED ?= 1
 LOAD ?= --set rate_factor=0.1 --set length_factor=0.25
@@ -25,6 +27,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-$(shell cat requirements.lock pyproject.toml | sha256sum | cut -c1-16)
 # Several processes share the cores: a thread that waits must not spin.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: serve test check load env lock bench-check clean
 .DEFAULT_GOAL := serve
@@ -33,13 +36,13 @@ serve: env
 	@$(RUN) deployments.quickstart serve --port $(PORT)
 
 test: env
-	$(RUN) pytest -m "not gpu" $(TESTS)
+	$(SIDE_BY_SIDE) -m "not gpu" $(TESTS)
 
 check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(RUN) pytest -q -m "not gpu and not slow and not ray"
+	$(SIDE_BY_SIDE) -q -m "not gpu and not slow and not ray" $(TESTS)
 
 bench-check: env
 	@$(RUN) tests.bench_check

@@ -31,6 +31,15 @@ interpreter.choose()
 os.environ.update(s3_server.ENVIRONMENT)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a server that takes long to start runs in one process, and starts first: all of
+    Ray, else a file at a time. For pytest-xdist's `loadgroup`."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::", 1)[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     random.seed(0)

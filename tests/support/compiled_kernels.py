@@ -117,8 +117,8 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
     """Of each kernel that `launches` launches, the words of the module."""
     driver.set_active(Target(capability))
     found = Compiled()
-    JITFunction.__getitem__ = lambda kernel, grid: lambda *args, **constants: found.launch(
-        kernel, *args, grid=grid, **constants
+    JITFunction.__getitem__ = lambda kernel, grid: (
+        lambda *args, **constants: found.launch(kernel, *args, grid=grid, **constants)
     )
     launches()
     for each in found.values():
