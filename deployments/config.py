@@ -32,6 +32,7 @@ from deployments.config_sections import (
 from deployments.pin_budget import PinsSection
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
+from deployments.telemetry.section import TelemetrySection
 from engine.config import (
     Device,
     Dtype,
@@ -82,6 +83,7 @@ class AppConfig(Section):
     router: RouterSection = RouterSection()
     publish: PublishSection = PublishSection()
     pins: PinsSection = PinsSection()
+    telemetry: TelemetrySection = TelemetrySection()
 
     @model_validator(mode="after")
     def _openable(self) -> Self:
@@ -229,9 +231,11 @@ def load(
     try:
         config = AppConfig.model_validate(values)
         registry = registry_url(config.registry, environ=env)
+        telemetry = config.telemetry.completed(env)
     except ValidationError as error:
         raise ConfigError(f"Configuration: {_first_problems(error)}") from None
-    return _absolute(config.model_copy(update={"registry": registry}), home)
+    completed = {"registry": registry, "telemetry": telemetry}
+    return _absolute(config.model_copy(update=completed), home)
 
 
 def set_in_environment(

@@ -58,6 +58,8 @@ def with_replica(**replica):
         ({**MINIMAL, "store_options": {"read_timeout_s": 0}}, "read_timeout_s must be > 0"),
         ({**MINIMAL, "store_options": {"part_bytes": 1 << 20}}, "part_bytes must be 5242880"),
         ({**MINIMAL, "store": "s3://b/p?regoin=eu"}, "option 'regoin'"),
+        ({**MINIMAL, "telemetry": {"metric": True}}, "telemetry.metric"),
+        ({**MINIMAL, "telemetry": {"otlp_endpoint": "collector:4317"}}, "http://"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(values, key):
@@ -152,6 +154,17 @@ def test_the_pipeline_s_depth_follows_the_device(device, depth, expected):
     config = with_replica(device=device, memory=memory, schedule={"depth": depth, "max_seqs": 5})
     schedule = config.engine_config().schedule
     assert (schedule.depth, schedule.max_seqs) == (expected, 5)
+
+
+def test_opentelemetry_s_own_variables_complete_the_config():
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    assert load(MINIMAL, environ={}).telemetry.otlp_endpoint == ""
+    assert load(MINIMAL, environ=env).telemetry.otlp_endpoint == "http://collector:4318"
+    own = {**MINIMAL, "telemetry": {"otlp_endpoint": "https://other"}}
+    assert load(own, environ=env).telemetry.otlp_endpoint == "https://other"
+    assert not load(own, environ={"OTEL_SDK_DISABLED": "true"}).telemetry.metrics
+    with pytest.raises(ConfigError, match="http://"):
+        load(MINIMAL, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"})
 
 
 def test_the_schedule_section_has_every_key_of_the_engine_s():

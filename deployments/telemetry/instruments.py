@@ -1,0 +1,284 @@
+"""Every metric of the service: its name, unit, kind, labels, meaning and bucket bounds.
+
+Names and units are OpenTelemetry's; what Prometheus calls them follows from those. Dashboards,
+alert rules and the table in docs/observability.md are made from this file, so none of them can name
+what isn't here.
+
+Values of the labels `tenant` and `adapter` are bounded: those with most traffic, and OTHER
+(`telemetry.ranking`). An adapter's is tenant/name@ and the first twelve digits of the version's
+digest, the base model's BASE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.histogram import ADAPTERS, SECONDS, STEP_SECONDS
+
+OTHER = "other"
+BASE = "base"
+
+_SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Where(StrEnum):
+    """The process that reports it."""
+
+    INGRESS = "ingress"
+    REPLICA = "replica"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """bounds: of a histogram's buckets, ascending, in its unit."""
+
+    where: Where
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in Prometheus, as OpenTelemetry derives it; a histogram's without `_bucket`."""
+        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
+        return f"{name}_total" if self.kind is Kind.COUNTER else name
+
+
+def _counter(where: Where, name: str, unit: str, help_: str, *labels: str) -> Instrument:
+    return Instrument(where, f"loraplex.{name}", Kind.COUNTER, unit, help_, labels)
+
+
+def _gauge(where: Where, name: str, unit: str, help_: str, *labels: str) -> Instrument:
+    return Instrument(where, f"loraplex.{name}", Kind.GAUGE, unit, help_, labels)
+
+
+def _histogram(
+    where: Where, name: str, help_: str, *labels: str, bounds: tuple[float, ...] = SECONDS
+) -> Instrument:
+    unit = "{adapter}" if bounds is ADAPTERS else "s"
+    return Instrument(where, f"loraplex.{name}", Kind.HISTOGRAM, unit, help_, labels, bounds)
+
+
+_I, _R, _C = Where.INGRESS, Where.REPLICA, Where.CONTROL
+
+# Requests, as clients see them -------------------------------------------------------------------
+REQUESTS = _counter(
+    _I,
+    "requests",
+    "{request}",
+    "Requests for an answer that have ended, by HTTP status and error code (ok: none). 499: the"
+    " client went away.",
+    "tenant",
+    "adapter",
+    "status",
+    "code",
+)
+REQUESTS_ACTIVE = _gauge(_I, "requests.active", "{request}", "Requests in progress in an ingress.")
+REFUSALS = _counter(
+    _I,
+    "admission.refusals",
+    "{request}",
+    "Requests not let in (429, or 503 of a full ingress), by the error code that says why.",
+    "tenant",
+    "code",
+)
+REQUEST_DURATION = _histogram(
+    _I, "request.duration", "From a request's arrival to its last token or its error.", "status"
+)
+TENANT_FIRST_TOKEN = _histogram(
+    _I, "tenant.first_token", "From a request's arrival to its first token, by tenant.", "tenant"
+)
+ADAPTER_FIRST_TOKEN = _histogram(
+    _I, "adapter.first_token", "From a request's arrival to its first token, by adapter.", "adapter"
+)
+POPULARITY_FIRST_TOKEN = _histogram(
+    _I,
+    "popularity.first_token",
+    "From a request's arrival to its first token, of the tenth of the tenants with least traffic"
+    " (bottom_decile), pooled, and of the others (rest).",
+    "tenants",
+)
+TOKEN_INTERVAL = _histogram(
+    _I,
+    "request.token_interval",
+    "Mean time between two tokens of a sequence, one value for each sequence that has ended.",
+    bounds=STEP_SECONDS,
+)
+TOKENS = _counter(
+    _I,
+    "tokens",
+    "{token}",
+    "Tokens of answered sequences: of prompts (prompt), of those from the prefix cache (cached),"
+    " and of answers (completion).",
+    "tenant",
+    "adapter",
+    "type",
+)
+
+# The router and the copy of the registry, in each ingress -----------------------------------------
+PLACEMENTS = _counter(
+    _I,
+    "router.placements",
+    "{request}",
+    "Requests by why they went where they went; resident, spill and least_loaded left their ring"
+    " owner.",
+    "reason",
+)
+ROUTER_WAITS = _counter(
+    _I, "router.waits", "{request}", "Requests that found every replica full at first."
+)
+ROUTER_HINTS = _counter(
+    _I, "router.hints", "{hint}", "Replicas told to prepare for an adapter's overflow."
+)
+PICKS = _counter(_I, "router.picks", "{pick}", "Placements tried.")
+PICK_TIME = _counter(_I, "router.pick_time", "s", "Time that placing took, summed.")
+REGISTRY_ERRORS = _counter(
+    _I, "registry.errors", "{error}", "Refreshes of the copy of the registry that failed."
+)
+REGISTRY_AGE = _gauge(
+    _I, "registry.age", "s", "Time since the copy of the registry was last known to be fresh."
+)
+
+# Queue and accounts, in each replica --------------------------------------------------------------
+QUEUE_REQUESTS = _gauge(
+    _R,
+    "queue.requests",
+    "{request}",
+    "Sequences with a row (running), waiting for their adapter (warming) and waiting for room"
+    " alone (ready).",
+    "state",
+)
+QUEUE_WAIT = _gauge(_R, "queue.wait", "s", "How long those that wait have waited, on average.")
+TENANT_QUEUE = _histogram(
+    _R, "tenant.queue", "From a sequence's arrival in the core to its row, by tenant.", "tenant"
+)
+ADAPTER_QUEUE = _histogram(
+    _R, "adapter.queue", "From a sequence's arrival in the core to its row, by adapter.", "adapter"
+)
+ACCOUNT_LAG = _gauge(
+    _R,
+    "account.lag",
+    "{token}",
+    "Of the tenants that have requests waiting, the largest account less the least, in weighted"
+    " tokens.",
+)
+PREEMPTIONS = _counter(
+    _R, "preemptions", "{sequence}", "Sequences that lost their row and are computed again."
+)
+
+# Steps --------------------------------------------------------------------------------------------
+STEPS = _counter(
+    _R, "steps", "{step}", "Steps, by whether the pass was replayed from a graph.", "replayed"
+)
+STEP_DURATION = _histogram(_R, "step.duration", "One step on the device.", bounds=STEP_SECONDS)
+STEP_ADAPTERS = _histogram(_R, "step.adapters", "Different adapters in one step.", bounds=ADAPTERS)
+STEP_BUSY = _counter(
+    _R, "step.busy", "s", "Steps whose cost without adapters was measured at the start, summed."
+)
+STEP_BASE = _counter(
+    _R, "step.base", "s", "What those steps would have taken without adapters, summed."
+)
+CORE_TOKENS = _counter(
+    _R,
+    "core.tokens",
+    "{token}",
+    "Tokens in the core: of admitted prompts (prompt), of those cached (cached), drawn (output).",
+    "type",
+)
+
+# Adapters -----------------------------------------------------------------------------------------
+ARRIVALS = _counter(
+    _R,
+    "adapter.arrivals",
+    "{request}",
+    "Sequences by where their adapter was when they came: device is a hit, the others are misses.",
+    "tier",
+)
+STALLS = _histogram(
+    _R,
+    "adapter.stall",
+    "Misses for which the adapter was what they waited for longest: they got a row in the step"
+    " after it had come. From arrival to then.",
+)
+LOADS = _counter(
+    _R,
+    "adapter.loads",
+    "{load}",
+    "Loads into host memory, by where from (disk, store), for what (request, hint, order, pin) and"
+    " outcome (ok or an error code).",
+    "source",
+    "cause",
+    "outcome",
+)
+LOAD_DURATION = _histogram(
+    _R, "adapter.load", "One load into host memory, by where from.", "source"
+)
+UPLOAD_DURATION = _histogram(
+    _R, "adapter.upload", "One copy from host memory to the device.", bounds=STEP_SECONDS
+)
+RESIDENTS = _gauge(
+    _R,
+    "adapter.residents",
+    "{adapter}",
+    "Versions that are loading, in host memory, on the device, and pinned.",
+    "place",
+)
+QUARANTINES = _counter(
+    _R,
+    "adapter.quarantines",
+    "{adapter}",
+    "Versions refused for a while since their output was not finite time and again.",
+)
+
+# The arena ----------------------------------------------------------------------------------------
+ARENA = _gauge(
+    _R,
+    "arena.size",
+    "By",
+    "The arena by what it holds: KV of running sequences, cached prefixes, adapters, nothing.",
+    "use",
+)
+ROUNDING = _gauge(
+    _R,
+    "arena.rounding",
+    "By",
+    "Of the adapters' part, what holds nothing since adapters take whole pages.",
+)
+ARENA_ADAPTERS = _gauge(
+    _R, "arena.adapters", "{adapter}", "Adapters that have a place in the arena."
+)
+MOVES = _counter(_R, "arena.moves", "{move}", "Pages and runs moved to make room side by side.")
+EVICTIONS = _counter(
+    _R, "arena.evictions", "{eviction}", "What made way for others: adapter or prefix page.", "kind"
+)
+
+# Processes ----------------------------------------------------------------------------------------
+CORE_STARTED = _gauge(_R, "core.start_time", "s", "When the core was ready, in Unix seconds.")
+LOADER_RESTARTS = _counter(
+    _R, "loader.restarts", "{restart}", "Times the loader ended and was started again."
+)
+PUBLISHES = _counter(
+    _C, "publishes", "{publish}", "Publishes, by outcome (ok or an error code).", "outcome"
+)
+SWEEPS = _counter(
+    _C,
+    "sweeps",
+    "{sweep}",
+    "Sweeps of the object store, by outcome (ok or an error code).",
+    "outcome",
+)
+
+ALL: tuple[Instrument, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Instrument)
+)
