@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from deployments.config import ClientConfig
+from engine.adapters.store import TOKENIZER_FILES
 
 TIMEOUT_S = 30.0
 PUBLISH_TIMEOUT_S = 900.0
@@ -67,7 +68,9 @@ class AdminClient:
         with contextlib.ExitStack() as stack:
             try:
                 paths = sorted(p for p in folder.iterdir() if p.is_file())
-                paths = [p for p in paths if p.name.startswith("adapter_")]
+                paths = [
+                    p for p in paths if p.name.startswith("adapter_") or p.name in TOKENIZER_FILES
+                ]
                 files = [stack.enter_context(p.open("rb")) for p in paths]
                 total = sum(os.fstat(f.fileno()).st_size for f in files)
             except OSError as error:

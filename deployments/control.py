@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deployments.adapters import Adapters, Placing
+from deployments.added_tokens import BaseTokens
 from deployments.claims import Claims
 from deployments.config import AppConfig
 from deployments.import_folder import ImportFolder
@@ -137,6 +138,7 @@ def _judge(config: AppConfig) -> Judge:
         revision=base_revision(config.base.path, config.base.revision),
         table=spec.modules,
         weights=BaseWeights(config.base.path),
+        token_id=BaseTokens(config.base.path),
     )
     dtype = SERVING_DTYPES[engine.model.dtype]
     policy = PublishPolicy(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.adapters.peft import MAX_CONFIG_BYTES
-from engine.adapters.store import CONFIG, TENSORS
+from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES
 from engine.errors import AdapterRejected, InvalidRequest, NotFound
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -15,10 +16,12 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The two files of a PEFT folder, links resolved."""
+    """The two files of a PEFT folder, links resolved; and by name those of TOKENIZER_FILES that are
+    there."""
 
     config: Path
     tensors: Path
+    tokenizer: Mapping[str, Path] = field(default_factory=dict)
 
     def config_bytes(self) -> bytes:
         """At most a byte more than any config may have."""
@@ -32,14 +35,17 @@ class AdapterFiles:
 
 
 class ImportFolder:
-    """`root` None: nothing may be published from a folder."""
+    """`root` None: nothing may be published from a folder. called: the root, to who may not know
+    where it is."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, called: str = "this service's import root") -> None:
         self._root = None if root is None else root.resolve()
+        self._called = called
 
     def of_tenant(self, tenant: str) -> ImportFolder:
         """What the tenant itself may publish from: the folder of its name below the root."""
-        return ImportFolder(None if self._root is None else self._root / tenant)
+        root = None if self._root is None else self._root / tenant
+        return ImportFolder(root, f"the folder {tenant}/ of {self._called}")
 
     def files(self, folder: str) -> AdapterFiles:
         """The adapter in `folder`, given from the root or in full.
@@ -55,10 +61,19 @@ class ImportFolder:
                 param="folder",
             )
         path = self._inside(self._root / folder)
+        if path is None:
+            raise InvalidRequest(
+                f"The folder is not below {self._called}, links followed. Name one below it, or"
+                " upload the adapter.",
+                code="outside_import_root",
+                param="folder",
+            )
         try:
             if not path.is_dir():
-                raise NotFound("There is no such folder below the import root.", param="folder")
-            return AdapterFiles(self._file(path, CONFIG), self._file(path, TENSORS))
+                raise NotFound(f"There is no such folder below {self._called}.", param="folder")
+            there = [n for n in TOKENIZER_FILES if os.path.lexists(path / n)]
+            tokenizer = {name: self._file(path, name) for name in there}
+            return AdapterFiles(self._file(path, CONFIG), self._file(path, TENSORS), tokenizer)
         except OSError as error:
             raise InvalidRequest(
                 f"The folder can't be read: {error.strerror}.", param="folder"
@@ -66,23 +81,25 @@ class ImportFolder:
 
     def _file(self, folder: Path, name: str) -> Path:
         path = self._inside(folder / name)
+        if path is None:
+            raise InvalidRequest(
+                f"{name} is a link that leads out of {self._called}. Put the file itself into the"
+                " folder (cp -L), or upload the adapter.",
+                code="outside_import_root",
+                param="folder",
+            )
         if path.is_file():
             return path
         raise missing_file(name, (p.name for p in folder.iterdir()))
 
-    def _inside(self, path: Path) -> Path:
+    def _inside(self, path: Path) -> Path | None:
+        """`path` with links resolved; None where that is not below the root."""
         assert self._root is not None
         try:
             resolved = path.resolve()
         except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
-            resolved = None
-        if resolved is None or not resolved.is_relative_to(self._root):
-            raise InvalidRequest(
-                "The folder is not below this service's import root.",
-                code="outside_import_root",
-                param="folder",
-            )
-        return resolved
+            return None
+        return resolved if resolved.is_relative_to(self._root) else None
 
 
 def missing_file(name: str, there: Iterable[str]) -> AdapterRejected:

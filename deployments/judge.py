@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from deployments.added_tokens import TokenId, check_tokens
 from deployments.import_folder import AdapterFiles
 from deployments.registry.records import TenantRecord
 from engine.adapters.basecopy import BaseWeights
@@ -30,6 +31,7 @@ class ServedBase:
 
     accepts   names that an adapter's config may give it, its own among them
     weights   to tell whether a full weight in an adapter's file only repeats the base
+    token_id  of its tokenizer
     """
 
     name: str
@@ -37,6 +39,7 @@ class ServedBase:
     revision: str
     table: ModuleTable
     weights: BaseWeights
+    token_id: TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class Judge:
         """
         config_bytes = files.config_bytes()
         config = read_config(config_bytes, allowed_keys=self._policy.allowed_keys)
-        asserted = self._check_base(config, base)
+        other = self._check_base(config, base)
+        check_tokens(files.tokenizer, self.base.token_id)
         try:
             with TensorFile(files.tensors) as file:
                 candidate = self._judge(config, config_bytes, file, tenant)
@@ -94,24 +98,26 @@ class Judge:
             raise InvalidRequest(
                 f"{TENSORS} can't be read: {error.strerror}.", param="folder"
             ) from error
-        return replace(candidate, asserted_base=base if asserted else None)
+        if not other:
+            return candidate
+        warnings = _bounded([*candidate.warnings, f"it {other}: published on its publisher's word"])
+        return replace(candidate, asserted_base=base, warnings=warnings)
 
-    def _check_base(self, config: PeftConfig, base: str | None) -> bool:
+    def _check_base(self, config: PeftConfig, base: str | None) -> str:
+        """How the config's base is another than the one served, where `base` says that it isn't."""
         if base is not None and base not in self.base.accepts:
             raise InvalidRequest(
                 f"This service runs {self.base.name!r}, not {base[:200]!r}.", param="base"
             )
-        if config.base in self.base.accepts:
-            return False
-        if base is None:
-            named = f"was trained on {config.base[:200]!r}" if config.base else "names no base"
+        other = _other_base(config, self.base)
+        if other and base is None:
             raise AdapterRejected(
-                f"This adapter {named}, but {self.base.name!r} is served. If they are the same,"
-                f" publish it with --base {self.base.name}.",
+                f"This adapter {other}. If they are the same, publish it with --base"
+                f" {self.base.name}.",
                 code="adapter_wrong_base",
                 param="base",
             )
-        return True
+        return other
 
     def _judge(
         self, config: PeftConfig, config_bytes: bytes, file: TensorFile, tenant: TenantRecord
@@ -134,6 +140,7 @@ class Judge:
                     code="adapter_full_weights",
                     param=name,
                 )
+        untrained = self._check_biases(config, found)
         tensors: dict[str, Tensor] = {}
         entries: dict[str, ManifestTensor] = {}
         usual = {n: u for m, parts in found.modules.items() for n, u in parts.usual(m).items()}
@@ -146,10 +153,28 @@ class Judge:
 
         scales = {name: shape.scale for name, shape in found.shapes.items()}
         adapter = read_adapter(file, found.modules, scales, self.base.table, keep)
-        warnings = _bounded([*found.warnings, *self._try(adapter, found)])
+        warnings = _bounded([*found.warnings, *untrained, *self._try(adapter, found)])
         modules = {n: ManifestModule(s.rank, s.scale) for n, s in found.shapes.items()}
         manifest = Manifest(modules, entries)
         return Candidate(config, config_bytes, found, manifest, tensors, warnings)
+
+    def _check_biases(self, config: PeftConfig, found: Inspection) -> list[str]:
+        """What PEFT trains it also saves: a file without it is not all of the adapter. Warnings."""
+        if config.bias == "none":
+            return []
+        trained = self.base.weights.biases()
+        if config.bias == "lora_only":
+            trained &= {f"{module}.bias" for module in found.modules}
+        if missing := sorted(trained - set(found.copies.values())):
+            raise AdapterRejected(
+                f"The config's bias is {config.bias!r}, which trains {missing[0]} of the base, but"
+                " the file holds no such tensor: what was trained is not all there, and biases of"
+                " the shared base are every tenant's. Retrain with bias 'none', or merge the"
+                " adapter; if no bias was trained, set bias to 'none' in the config.",
+                code="adapter_incomplete",
+                param="bias",
+            )
+        return [] if trained else [f"bias is {config.bias!r}, but the base has none there to train"]
 
     def _check_ranks(self, ranks: tuple[int, ...], tenant: TenantRecord) -> None:
         for most in (self._policy.max_rank, tenant.max_rank):
@@ -175,6 +200,19 @@ class Judge:
         block = bytearray(found.layout.num_elements * self._policy.dtype.itemsize)
         pack(adapter, found.layout, self._policy.dtype, memoryview(block))
         return ["every B is zero: it answers as the base does"] if adapter.is_identity else []
+
+
+def _other_base(config: PeftConfig, base: ServedBase) -> str:
+    """How the base that a config names differs from the one that is served; "": not at all."""
+    if config.base not in base.accepts:
+        named = f"was trained on {config.base[:200]!r}" if config.base else "names no base"
+        return f"{named}, but {base.name!r} is served"
+    if config.revision and config.revision != base.revision:
+        return (
+            f"was trained on revision {config.revision[:80]!r} of {config.base[:200]!r}, but"
+            f" revision {base.revision[:80]!r} is served"
+        )
+    return ""
 
 
 def _bounded(warnings: list[str]) -> tuple[str, ...]:

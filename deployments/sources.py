@@ -12,10 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deployments.added_tokens import MAX_TOKENIZER_BYTES
 from deployments.import_folder import AdapterFiles, ImportFolder, missing_file
 from deployments.orders import Source, upload_prefix
 from engine.adapters.peft import MAX_CONFIG_BYTES
-from engine.adapters.store import CONFIG, SEGMENT, TENSORS, ObjectMissing, ObjectStore
+from engine.adapters.store import (
+    CONFIG,
+    SEGMENT,
+    TENSORS,
+    TOKENIZER_FILES,
+    ObjectMissing,
+    ObjectStore,
+)
 from engine.errors import InvalidRequest, LoraplexError, NotFound, TooLarge
 
 logger = logging.getLogger(__name__)
@@ -71,28 +79,44 @@ class Sources:
     @contextmanager
     def _copied(self, store: ObjectStore, prefix: str) -> Iterator[AdapterFiles]:
         with tempfile.TemporaryDirectory(prefix="loraplex-") as scratch:
-            files = AdapterFiles(Path(scratch) / CONFIG, Path(scratch) / TENSORS)
-            self._copy(store, prefix, files.config, MAX_CONFIG_BYTES)
-            self._copy(store, prefix, files.tensors, self._max_bytes)
-            yield files
+            folder = Path(scratch)
+            limits = {CONFIG: MAX_CONFIG_BYTES, TENSORS: self._max_bytes}
+            for name, max_bytes in limits.items():
+                if not _copy(store, prefix, folder / name, max_bytes):
+                    raise _missing(store, prefix, name)
+            there = [
+                name
+                for name in TOKENIZER_FILES
+                if _copy(store, prefix, folder / name, MAX_TOKENIZER_BYTES)
+            ]
+            yield AdapterFiles(
+                folder / CONFIG, folder / TENSORS, {name: folder / name for name in there}
+            )
 
-    def _copy(self, store: ObjectStore, prefix: str, path: Path, max_bytes: int) -> None:
-        num_bytes = 0
-        try:
-            with path.open("wb") as file:
-                for piece in store.read(f"{prefix}/{path.name}"):
-                    num_bytes += len(piece)
-                    if num_bytes > max_bytes:
-                        raise TooLarge(f"{path.name} is larger than {max_bytes} bytes.")
-                    file.write(piece)
-        except ObjectMissing:
-            there = [key.removeprefix(f"{prefix}/") for key in store.list(f"{prefix}/")]
-            if not there:
-                raise NotFound(
-                    "There is nothing under that prefix. Put the adapter's two files there first.",
-                    param="prefix",
-                ) from None
-            raise missing_file(path.name, there) from None
+
+def _copy(store: ObjectStore, prefix: str, path: Path, max_bytes: int) -> bool:
+    """The object of `path`'s name, to `path`. False: there is none. Raises TooLarge."""
+    num_bytes = 0
+    try:
+        with path.open("wb") as file:
+            for piece in store.read(f"{prefix}/{path.name}"):
+                num_bytes += len(piece)
+                if num_bytes > max_bytes:
+                    raise TooLarge(f"{path.name} is larger than {max_bytes} bytes.")
+                file.write(piece)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def _missing(store: ObjectStore, prefix: str, name: str) -> LoraplexError:
+    there = [key.removeprefix(f"{prefix}/") for key in store.list(f"{prefix}/")]
+    if there:
+        return missing_file(name, there)
+    return NotFound(
+        "There is nothing under that prefix. Put the adapter's two files there first.",
+        param="prefix",
+    )
 
 
 def import_prefix(prefix: str, tenant: str) -> str:

@@ -20,10 +20,11 @@ from deployments.registry.records import check_name
 from deployments.rest_bodies import PublishBody, parse
 from deployments.serving import Sources
 from deployments.uploads import Upload
-from engine.adapters.store import CONFIG, TENSORS, ObjectStore
+from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES, ObjectStore
 from engine.errors import InvalidRequest, Unavailable
 
 RETRY_S = 5.0
+FILES = (CONFIG, TENSORS, *TOKENIZER_FILES)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +60,7 @@ class UploadForms:
                 body = _checked(upload)
                 tenant = check_name(owner(body), "tenant")
                 word = f"{int(self.sources.wall())}-{self.sources.word()}"
-                for name in (CONFIG, TENSORS):
+                for name in (n for n in FILES if n in upload.files):
                     key = f"{upload_prefix(tenant, word)}/{name}"
                     await asyncio.to_thread(self.store.put, key, Path(scratch) / name)
             yield body, Source(upload=word)

@@ -14,13 +14,14 @@ from typing import BinaryIO
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from deployments.added_tokens import MAX_TOKENIZER_BYTES
 from engine.adapters.peft import MAX_CONFIG_BYTES
-from engine.adapters.store import CONFIG, TENSORS
+from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES
 from engine.errors import InvalidRequest, TooLarge
 
 MAX_FIELD_BYTES = 64 << 10
 MAX_PARTS = 64
-MAX_OTHER_BYTES = 64 << 20
+MAX_OTHER_BYTES = 128 << 20
 """Of a body, besides the tensors."""
 PIECE_BYTES = 1 << 20
 
@@ -39,8 +40,8 @@ class _Part:
 class Upload:
     """Feeds a body's pieces to a parser. `fields` by name, once the body is done.
 
-    folder     where adapter_config.json and adapter_model.safetensors are written; other files of
-               the body, such as a tokenizer, are read past
+    folder     where adapter_config.json, adapter_model.safetensors and a tokenizer's files are
+               written; other files of the body are read past
     max_bytes  of the tensors
     """
 
@@ -51,7 +52,11 @@ class Upload:
         if kind != b"multipart/form-data" or not boundary:
             raise InvalidRequest("The body is no multipart form with a boundary.")
         self._folder = folder
-        self._limits = {CONFIG: MAX_CONFIG_BYTES, TENSORS: max_bytes}
+        self._limits = {
+            CONFIG: MAX_CONFIG_BYTES,
+            TENSORS: max_bytes,
+            **dict.fromkeys(TOKENIZER_FILES, MAX_TOKENIZER_BYTES),
+        }
         self.fields: dict[str, str] = {}
         self.files: dict[str, int] = {}
         self._part: _Part | None = None

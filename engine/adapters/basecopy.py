@@ -26,6 +26,14 @@ class BaseWeights:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
+    def biases(self) -> frozenset[str]:
+        """The names of its biases."""
+        found: set[str] = set()
+        for path in weight_files(self._folder):
+            with TensorFile(path) as file:
+                found |= {name for name in file.tensors if name.endswith(".bias")}
+        return frozenset(found)
+
     def holds(self, name: str, file: TensorFile, tensor: str) -> bool:
         """Whether the base's `name` has the very values of `tensor` in `file`."""
         with contextlib.ExitStack() as stack:

@@ -35,9 +35,7 @@ IGNORED = frozenset(
         "megatron_core",
         "peft_version",
         "qalora_group_size",
-        "revision",
         "runtime_config",
-        "task_type",
     }
 )
 REFUSED: Mapping[str, str] = {
@@ -54,6 +52,11 @@ REFUSED: Mapping[str, str] = {
     "use_qalora": "QA-LoRA pools its input",
     "velora_config": "VeLoRA is not served",
 }
+BIASES = ("none", "all", "lora_only")
+TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+"""The second is written in earnest by trainers of models like ours."""
+UNPINNED = "main"
+"""A revision that names a branch's newest: as good as none."""
 # These start from A and B alone and leave the base as it is.
 PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
 USED = frozenset(
@@ -72,7 +75,9 @@ USED = frozenset(
         "peft_type",
         "r",
         "rank_pattern",
+        "revision",
         "target_modules",
+        "task_type",
         "use_rslora",
     }
 )
@@ -85,9 +90,12 @@ class PeftConfig:
     targets  module names, one regular expression or "all-linear"; None: not said
     exclude  likewise, of modules left out
     layers   the only layers adapted; None: all. `layers_pattern` finds a module's layer number
+    bias     which biases of the base were trained: none, all, lora_only (of adapted modules)
+    revision  of the base; "": not said
     """
 
     base: str
+    revision: str
     rank: int
     alpha: float
     use_rslora: bool
@@ -98,6 +106,7 @@ class PeftConfig:
     layers: frozenset[int] | None
     layers_pattern: tuple[str, ...]
     modules_to_save: tuple[str, ...]
+    bias: str
     lora_bias: bool
     ensure_weight_tying: bool
 
@@ -116,12 +125,15 @@ def read_config(data: bytes, *, allowed_keys: frozenset[str] = frozenset()) -> P
     for key, value in raw.items():
         _check_key(key, value, allowed_keys)
     _check_init(raw.get("init_lora_weights"))
+    _check_task(_text(raw, "task_type"))
+    revision = _text(raw, "revision")
     layers, targets = raw.get("layers_to_transform"), _modules(raw, "target_modules")
     if isinstance(targets, str) and (layers is not None or raw.get("layers_pattern")):
         raise _reject("layers_to_transform", "needs target_modules to be a list.")
     rank = raw.get("r", 8)
     return PeftConfig(
         base=_text(raw, "base_model_name_or_path"),
+        revision="" if revision == UNPINNED else revision,
         rank=_count("r", rank),
         alpha=_number("lora_alpha", raw.get("lora_alpha", 8)),
         use_rslora=_flag(raw, "use_rslora"),
@@ -134,6 +146,7 @@ def read_config(data: bytes, *, allowed_keys: frozenset[str] = frozenset()) -> P
         layers=_layers(layers),
         layers_pattern=_strings(raw, "layers_pattern"),
         modules_to_save=_strings(raw, "modules_to_save"),
+        bias=_bias(_text(raw, "bias")),
         lora_bias=_flag(raw, "lora_bias"),
         ensure_weight_tying=_flag(raw, "ensure_weight_tying"),
     )
@@ -176,6 +189,22 @@ def _check_init(init: Any) -> None:
         f"is {str(init)[:40]!r}, which may change the base while training. Save the adapter again"
         " with PEFT's path_initial_model_for_weight_conversion, or merge it into its base.",
     )
+
+
+def _check_task(task: str) -> None:
+    """Other tasks end in a head that no LoRA holds: the base's own would answer in its place."""
+    if task and task not in TASKS:
+        raise _reject(
+            "task_type",
+            f"is {task[:40]!r}, but only CAUSAL_LM is served: adapters that write text. Train it as"
+            " CAUSAL_LM; if it was, mend the config.",
+        )
+
+
+def _bias(bias: str) -> str:
+    if bias and bias not in BIASES:
+        raise _reject("bias", f"is {bias[:40]!r}, not one of {', '.join(BIASES)}. Mend the config.")
+    return bias or "none"
 
 
 def _layers(value: Any) -> frozenset[int] | None:

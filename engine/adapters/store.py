@@ -25,6 +25,9 @@ TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 MANIFEST = "manifest.json"
 """Written last: a version is there once its manifest is."""
+TOKENIZER_FILES = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
+"""Files beside an adapter's, in which releases of transformers have written added tokens. They are
+read at publish, and not stored with a version."""
 KNOWN_URLS = "file:///path/to/folder or s3://bucket/prefix"
 
 

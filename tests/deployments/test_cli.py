@@ -95,13 +95,21 @@ def test_publish_from_everywhere(loraplex, world, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100_000)
     (tmp_path / "optimizer.pt").write_bytes(b"y" * 1000)
+    (tmp_path / "added_tokens.json").write_text("{}")
     probes = tmp_path / "probes.json"
     probes.write_text(json.dumps([{"prompt": "again", "expect": "two"}]))
     publish = ("adapters", "publish", "t2/new")
     said = loraplex(*publish, "--upload", str(tmp_path), "--probe", "hi", "--probes", str(probes))
     assert "'hi' -> 'one0 two'" in said and "'again' -> 'one0 two'" in said
-    key = f"uploads/t2/{world.control.orders[-1].source.upload}/adapter_model.safetensors"
-    assert world.store.size(key) == 100_000
+    prefix = f"uploads/t2/{world.control.orders[-1].source.upload}"
+    sizes = {
+        key.removeprefix(f"{prefix}/"): world.store.size(key) for key in world.store.list(prefix)
+    }
+    assert sizes == {
+        "adapter_config.json": 2,
+        "adapter_model.safetensors": 100_000,
+        "added_tokens.json": 2,
+    }
     view = json.loads(loraplex(*publish, "--prefix", "run-7", "--no-promote", "--json"))
     assert world.control.orders[-1].source.prefix == "run-7" and view["version"] != view["digest"]
     view = json.loads(loraplex(*publish, "x", "--as", "canary", "--weight", "0.1", "--json"))

@@ -211,7 +211,10 @@ def test_a_folder_elsewhere_is_refused_in_the_same_words(keeping, outside, folde
     with pytest.raises(InvalidRequest) as raised:
         keeping.publish_folder(folder.format(root=keeping.root))
     assert raised.value.code == "outside_import_root"
-    assert raised.value.message == "The folder is not below this service's import root."
+    assert raised.value.message == (
+        "The folder is not below this service's import root, links followed. Name one below it, or"
+        " upload the adapter."
+    )
 
 
 def test_a_file_elsewhere_is_refused_too(keeping, outside):
@@ -220,10 +223,14 @@ def test_a_file_elsewhere_is_refused_too(keeping, outside):
         real = (folder / name).read_bytes()
         (folder / name).unlink()
         (folder / name).symlink_to(outside / name)
-        with pytest.raises(InvalidRequest, match="import root"):
+        with pytest.raises(InvalidRequest, match=rf"{name} is a link that leads out of .*cp -L"):
             keeping.publish_folder("x")
         (folder / name).unlink()
         (folder / name).write_bytes(real)
+    (folder / "tokenizer.json").symlink_to(outside / "nothing")
+    with pytest.raises(InvalidRequest, match="tokenizer.json is a link"):
+        keeping.publish_folder("x")
+    (folder / "tokenizer.json").unlink()
     keeping.publish_folder("x")
 
 
@@ -394,6 +401,21 @@ def test_a_full_weight_that_changes_the_base_is_refused(keeping):
         refused(keeping, AdapterRejected, full, words="lm_head")
 
 
+@pytest.mark.parametrize("revision", ["main", None, "", "rev-1"])
+def test_the_base_s_own_revision_needs_no_word(keeping, revision):
+    version = keeping.publish(lora_tensors(keeping.spec), peft_config(revision=revision)).versions
+    assert (version[0].asserted_by, version[0].warnings) == (None, ())
+
+
+def test_another_revision_of_the_base_needs_the_publisher_s_word(keeping):
+    tensors, config = lora_tensors(keeping.spec), peft_config(revision="rev-2")
+    error = refused(keeping, AdapterRejected, tensors, config, words="rev-2.*rev-1.*--base")
+    assert error.code == "adapter_wrong_base"
+    version = keeping.publish(tensors, config, base="tiny/llama", by="eve").versions[0]
+    assert (version.base, version.asserted_by) == ("tiny/llama", "eve")
+    assert "rev-2" in version.warnings[0]
+
+
 # A-BIAS
 def test_a_bias_is_refused_unless_it_is_the_base_s_own(keeping):
     """A-BIAS."""
@@ -404,6 +426,54 @@ def test_a_bias_is_refused_unless_it_is_the_base_s_own(keeping):
     for config in (peft_config(bias="all"), peft_config(bias="lora_only"), peft_config()):
         for extra in ({P + name: own + 1}, {f"{P}model.layers.1.mlp.up_proj.bias": own}):
             refused(keeping, AdapterRejected, {**tensors, **extra}, config, words="bias")
+
+
+@pytest.mark.parametrize("flag", ["all", "lora_only"])
+def test_a_trained_bias_that_is_not_in_the_file_is_missed(keeping, flag):
+    """A-BIAS: PEFT saves every bias that it trains; of a base without any there is none to save."""
+    tensors = lora_tensors(keeping.spec)
+    error = refused(keeping, AdapterRejected, tensors, peft_config(bias=flag), words="bias 'none'")
+    assert (error.code, error.param) == ("adapter_incomplete", "bias")
+    assert "model.layers.0.self_attn.q_proj.bias" in error.message
+    names = module_names(keeping.spec, ("self_attn.v_proj",))
+    others = lora_tensors(keeping.spec, names=names)
+    config = peft_config(bias=flag, target_modules=["v_proj"])
+    if flag == "all":
+        refused(keeping, AdapterRejected, others, config, words="q_proj.bias")
+    else:
+        assert "has none there" in keeping.publish(others, config).versions[0].warnings[0]
+
+
+# Tokens that were added ---------------------------------------------------------------------------
+NEW_TOKEN = {
+    "added_tokens.json": {"</s>": 2, "<new>": 40},
+    "tokenizer_config.json": {"added_tokens_decoder": {"40": {"content": "<new>"}}},
+    "tokenizer.json": {"added_tokens": [{"content": "<new>", "id": 40}]},
+}
+OWN_TOKEN = {
+    "added_tokens.json": {"</s>": 2},
+    "tokenizer_config.json": {"added_tokens_decoder": {"2": {"content": "</s>"}}},
+    "tokenizer.json": {"added_tokens": [{"content": "<s>", "id": 1}]},
+}
+
+
+@pytest.mark.parametrize("name", NEW_TOKEN)
+def test_added_tokens_are_refused_unless_they_are_the_base_s_own(keeping, name):
+    folder = write_adapter(keeping.imports / "x", lora_tensors(keeping.spec))
+    before = everything(keeping)
+    moved = json.dumps(OWN_TOKEN[name]).replace("2", "3").replace('"id": 1', '"id": 3')
+    wrong = [json.dumps(NEW_TOKEN[name]), moved, "[1", '["x"]', "7"]
+    if name != "added_tokens.json":
+        wrong.append(json.dumps({"added_tokens": [{}], "added_tokens_decoder": {"x": {}}}))
+    for said in wrong:
+        (folder / name).write_text(said)
+        with pytest.raises(AdapterRejected, match=name) as raised:
+            keeping.publish_folder("x")
+        assert raised.value.code == "adapter_added_tokens"
+        assert "without its tokenizer files" in raised.value.message
+        assert everything(keeping) == before
+    (folder / name).write_text(json.dumps(OWN_TOKEN[name]))
+    assert keeping.publish_folder("x").versions[0].warnings == ()
 
 
 def test_lora_bias_is_served(keeping):

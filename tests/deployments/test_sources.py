@@ -87,6 +87,18 @@ def test_an_upload_is_gone_afterwards_whatever_came_of_it(keeping, folder):
     assert keeping.store.list("uploads/") == []
 
 
+def test_a_tokenizer_s_files_come_with_the_adapter(keeping, folder):
+    (folder / "added_tokens.json").write_text('{"<new>": 40}')
+    for where, source in (
+        (keeping.import_store, Source(prefix="run")),
+        (keeping.store, Source(upload="100-a1")),
+    ):
+        prefix = upload_prefix("acme", "100-a1") if source.upload else "imports/acme/run"
+        put(where, prefix, folder, CONFIG, TENSORS, "added_tokens.json")
+        with pytest.raises(AdapterRejected, match="adds the token '<new>'"):
+            keeping.publish_from(source)
+
+
 @pytest.mark.parametrize("upload", ["../x-1", "a/b-1", "", "noday", "-1"])
 def test_an_upload_s_name_is_no_path(upload):
     with pytest.raises(ValueError, match="names no upload"):
@@ -100,6 +112,6 @@ def test_a_tenant_s_own_key_reads_only_its_own_folder(keeping, folder):
     own = Source(own=True)
     assert keeping.publish_from(dataclasses.replace(own, folder="x")).status == "published"
     for outside in ("../beta/x", str(keeping.imports / "beta" / "x"), "link", ".."):
-        with pytest.raises(InvalidRequest, match="import root"):
+        with pytest.raises(InvalidRequest, match="not below the folder acme/ of this service's"):
             keeping.publish_from(dataclasses.replace(own, folder=outside))
     assert keeping.publish_folder("beta/x").status == "published"  # an admin's word

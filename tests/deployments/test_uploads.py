@@ -33,6 +33,7 @@ WHOLE = body(
     part("tenant", b"acme"),
     part("files", b'{"r": 8}', CONFIG),
     part("files", b"tokens", "tokenizer.json"),
+    part("files", b"state", "optimizer.pt"),
     part("files", TENSOR_BYTES, TENSORS),
     part("name", "böt".encode()),
 )
@@ -56,9 +57,11 @@ def test_any_pieces_make_the_same_files(cuts):
     with tempfile.TemporaryDirectory() as folder:
         upload = read(WHOLE, Path(folder), cuts=cuts)
         assert upload.fields == {"tenant": "acme", "name": "böt"}
-        assert upload.files == {CONFIG: 8, "tokenizer.json": 6, TENSORS: len(TENSOR_BYTES)}
+        sizes = {CONFIG: 8, "tokenizer.json": 6, "optimizer.pt": 5, TENSORS: len(TENSOR_BYTES)}
+        assert upload.files == sizes
         found = {p.name: p.read_bytes() for p in Path(folder).iterdir()}
-        assert found == {CONFIG: b'{"r": 8}', TENSORS: TENSOR_BYTES}
+        kept = {CONFIG: b'{"r": 8}', "tokenizer.json": b"tokens", TENSORS: TENSOR_BYTES}
+        assert found == kept
 
 
 @settings(max_examples=60, deadline=None)

@@ -97,6 +97,7 @@ def make_keeping(
         "rev-1",
         spec.modules,
         BaseWeights(root / "base"),
+        {"<s>": 1, "</s>": 2}.get,
     )
     judge = Judge(base, policy or PublishPolicy(torch.float32, 1 << 20))
     used_registry, used_store = wrap_registry(registry), wrap_store(store)

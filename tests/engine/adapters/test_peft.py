@@ -98,6 +98,14 @@ def test_half_a_surrogate_pair_is_quoted_as_text():
         ("init_lora_weights", {"x": 1}),
         ("peft_type", "LOHA"),
         ("peft_type", None),
+        ("task_type", "SEQ_CLS"),
+        ("task_type", "TOKEN_CLS"),
+        ("task_type", "QUESTION_ANS"),
+        ("task_type", "FEATURE_EXTRACTION"),
+        ("task_type", "brand_new"),
+        ("bias", "some"),
+        ("bias", True),
+        ("revision", 7),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(key, value):
@@ -121,7 +129,7 @@ def test_what_is_not_served_is_refused_by_name(key, value):
         ("init_lora_weights", "eva"),
         ("init_lora_weights", "orthogonal"),
         ("init_lora_weights", False),
-        ("bias", "all"),
+        ("bias", None),
         ("qalora_group_size", 32),
     ],
 )
