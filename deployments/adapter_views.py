@@ -69,6 +69,7 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
         "max_queued": record.max_queued,
         "suspended": record.suspended,
         "self_publish": record.self_publish,
+        "log_content": record.log_content,
         "max_adapters": record.max_adapters,
         "max_adapter_bytes": record.max_adapter_bytes,
         "max_rank": record.max_rank,

@@ -16,7 +16,7 @@ from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import read_json
 from deployments.generation import Model
-from deployments.registry.records import SELF_PUBLISH, TenantRecord
+from deployments.registry.records import TenantRecord
 from deployments.rest_bodies import (
     SweepBody,
     TenantBody,
@@ -72,7 +72,7 @@ class Admin:
     async def create_tenant(self, request: Request) -> Response:
         await self._caller(request)
         body = parse(TenantBody, await read_json(request, self.max_body_bytes))
-        flags = (SELF_PUBLISH,) if body.self_publish else ()
+        flags = tuple(flag for flag, on in body.switches().items() if on)
         wanted = TenantRecord(body.id, flags=flags, **body.given())
         record, key = await asyncio.to_thread(self.tenants.create, wanted)
         return JSONResponse({**tenant_fields(record), "key": key}, status_code=201)
@@ -83,8 +83,8 @@ class Admin:
         body = parse(TenantLimits, await read_json(request, self.max_body_bytes))
 
         def changed(record: TenantRecord) -> TenantRecord:
-            if "self_publish" in body.model_fields_set:
-                record = record.with_flag(SELF_PUBLISH, body.self_publish)
+            for flag, on in body.switches().items():
+                record = record.with_flag(flag, on)
             return replace(record, **body.given())
 
         record = await asyncio.to_thread(self.tenants.change, tenant, changed)

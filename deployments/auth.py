@@ -19,11 +19,13 @@ RandomBytes = Callable[[int], bytes]
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records.
-    self_publish: a tenant that may change its own adapters."""
+    self_publish: a tenant that may change its own adapters. log_content: one whose prompts and
+    answers are logged."""
 
     tenant: Tenant | None
     hint: str
     self_publish: bool = False
+    log_content: bool = False
 
     def as_tenant(self) -> Tenant:
         """Raises PermissionDenied for an admin key."""

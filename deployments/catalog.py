@@ -99,7 +99,7 @@ class Catalog:
             raise wrong_key()
         if tenant.suspended:
             raise PermissionDenied(f"Tenant {tenant.id} is suspended.", code="tenant_suspended")
-        return Caller(tenant.tenant(), record.hint, tenant.self_publish)
+        return Caller(tenant.tenant(), record.hint, tenant.self_publish, tenant.log_content)
 
     async def resolve(self, model: str, tenant: str, session: str = "") -> AdapterRef:
         """The version that `model` means for `tenant`, by its session (or user) where an alias

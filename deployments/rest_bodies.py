@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from deployments.adapters import Placing
 from deployments.probes import MAX_ANSWER_TOKENS, check_probes
 from deployments.registry.alias import PRODUCTION
+from deployments.registry.records import SWITCHES
 from deployments.registry.version_record import Probe
 from engine.errors import InvalidRequest
 
@@ -97,10 +98,15 @@ class TenantLimits(Body):
     hard_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
     allowed_ranks: Annotated[list[Rank], Field(max_length=64)] = []
     self_publish: bool = False
+    log_content: bool = False
+
+    def switches(self) -> dict[str, bool]:
+        """The flags that the body names."""
+        return self.model_dump(include=self.model_fields_set.intersection(SWITCHES))
 
     def given(self) -> dict[str, Any]:
-        """Those that the body names, as a record has them, but for the flag."""
-        found = self.model_dump(include=self.model_fields_set - {"self_publish", "id"})
+        """Those that the body names, as a record has them, but for the flags."""
+        found = self.model_dump(include=self.model_fields_set - {*SWITCHES, "id"})
         if "allowed_ranks" in found:
             found["allowed_ranks"] = tuple(sorted(set(found["allowed_ranks"])))
         return found

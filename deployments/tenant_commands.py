@@ -46,6 +46,12 @@ SelfPublish = Annotated[
         "--self-publish/--no-self-publish", help="Whether its own key may change its adapters."
     ),
 ]
+LogContent = Annotated[
+    bool | None,
+    typer.Option(
+        "--log-content/--no-log-content", help="Whether its prompts and answers are logged."
+    ),
+]
 
 
 @tenants_app.command("create")
@@ -64,6 +70,7 @@ def create_tenant(
     hard_kv_share: HardKvShare = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
+    log_content: LogContent = None,
     as_json: Json = False,
 ) -> None:
     """Make a tenant and print its key, which is shown this once."""
@@ -80,6 +87,7 @@ def create_tenant(
         hard_kv_share=hard_kv_share,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
+        log_content=log_content,
     )
     with client(context) as service:
         answer = service.create_tenant(id=tenant, **fields)
@@ -102,6 +110,7 @@ def change_tenant(
     hard_kv_share: HardKvShare = None,
     allowed_ranks: Ranks = None,
     self_publish: SelfPublish = None,
+    log_content: LogContent = None,
     as_json: Json = False,
 ) -> None:
     """Change what is given; the rest stays. Every ingress knows within two seconds."""
@@ -118,6 +127,7 @@ def change_tenant(
         hard_kv_share=hard_kv_share,
         allowed_ranks=_ranks(allowed_ranks),
         self_publish=self_publish,
+        log_content=log_content,
     )
     if not fields:
         fail("Give what is to change.", USAGE)

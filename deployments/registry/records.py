@@ -23,6 +23,10 @@ SUSPENDED = "suspended"
 """A tenant's flag: its keys are known but serve nothing."""
 SELF_PUBLISH = "self_publish"
 """A tenant's flag: its keys publish, promote, roll back and retire its own adapters."""
+LOG_CONTENT = "log_content"
+"""A tenant's flag: the prompts and answers of its requests are logged."""
+SWITCHES = (SELF_PUBLISH, LOG_CONTENT)
+"""The flags that are fields of a tenant's view and of the bodies that change it."""
 
 
 class Role(StrEnum):
@@ -67,6 +71,10 @@ class TenantRecord:
     @property
     def self_publish(self) -> bool:
         return SELF_PUBLISH in self.flags
+
+    @property
+    def log_content(self) -> bool:
+        return LOG_CONTENT in self.flags
 
     def with_flag(self, flag: str, on: bool) -> TenantRecord:
         others = tuple(f for f in self.flags if f != flag)

@@ -162,10 +162,15 @@ def test_a_tenant_is_changed_suspended_and_resumed(loraplex, world):
     change = ("tenants", "change", "t1")
     said = loraplex(*change, "--max-rank", "16", "--allowed-ranks", "8,16", "--self-publish")
     assert "Changed max_rank, allowed_ranks, self_publish of t1" in said
+    assert not world.tenants.get("t1").log_content
+    loraplex(*change, "--log-content")
     record = world.tenants.get("t1")
+    assert record.log_content
     assert (record.max_rank, record.allowed_ranks, record.self_publish) == (16, (8, 16), True)
     loraplex(*change, "--max-rank", "-1", "--allowed-ranks", "any", "--no-self-publish")
+    loraplex(*change, "--no-log-content")
     record = world.tenants.get("t1")
+    assert record.flags == ()
     assert (record.max_rank, record.allowed_ranks, record.self_publish) == (None, (), False)
     assert "Give what is to change" in loraplex(*change, code=2)
     assert "no ranks" in loraplex(*change, "--allowed-ranks", "a,b", code=2)
