@@ -77,7 +77,7 @@ class Engine:
             case Submit(request):
                 self.scheduler.submit(request, now)
             case Abort(request_id, finish):
-                self.scheduler.abort(request_id, finish)
+                self.scheduler.abort(request_id, now, finish)
             case Prefetch():
                 self.scheduler.cache.prefetch(message, now)
             case SetPins(pins):

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import torch
 from engine.adapters.digest import Manifest, digest
 from engine.adapters.disk import DiskTier, Wanted
 from engine.adapters.layout import AdapterLayout
+from engine.adapters.load_watch import LoadWatch
 from engine.adapters.reading import read_version
 from engine.adapters.store import (
     MANIFEST,
@@ -73,12 +74,12 @@ class Loader:
 
     def load(self, load: Load) -> LoadDone:
         """Never raises. Rejected bytes are permanent; what the store or disk did may pass."""
-        started = self._clock()
+        watch = LoadWatch(self._clock)
         layout: AdapterLayout | None = None
         error: LoraplexError | None = None
         from_disk = permanent = False
         try:
-            layout, from_disk = self._load(load)
+            layout, from_disk = self._load(load, watch)
         except AdapterRejected as rejected:
             error, permanent = rejected, True
         except LoraplexError as failed:
@@ -88,14 +89,16 @@ class Loader:
         except Exception as failed:
             log.exception("Load of %s failed", load.ref.key)
             error = AdapterUnavailable(f"Loading the adapter failed: {type(failed).__name__}.")
+        seconds, steps = watch.end()
         return LoadDone(
             load_id=load.load_id,
             key=load.ref.key,
             layout=layout,
             error=None if error is None else error.info(),
-            seconds=self._clock() - started,
+            seconds=seconds,
             from_disk=from_disk,
             permanent=permanent,
+            steps=steps,
         )
 
     def discard(self, ref: AdapterRef) -> None:
@@ -104,7 +107,7 @@ class Loader:
             if self._disk is not None:
                 self._disk.drop(object_prefix(ref.tenant, ref.digest))
 
-    def _load(self, load: Load) -> tuple[AdapterLayout, bool]:
+    def _load(self, load: Load, watch: LoadWatch) -> tuple[AdapterLayout, bool]:
         end = load.host_offset + load.num_bytes
         if not 0 <= load.host_offset < end <= self._host.nbytes:
             raise ValueError(f"slot {load.host_offset}..{end} of {self._host.nbytes} bytes")
@@ -113,7 +116,7 @@ class Loader:
             raise AdapterRejected(
                 "The adapter was published for another revision of the base. Publish it again."
             )
-        adapter, from_disk = self._read(load.ref)
+        adapter, from_disk = self._read(load.ref, watch)
         layout = adapter.layout()
         self._check_rank(layout)
         if layout.num_elements * self._dtype.itemsize != load.num_bytes:
@@ -121,7 +124,8 @@ class Loader:
                 f"The adapter takes {layout.num_elements} elements, not the"
                 f" {load.ref.num_elements} of its record. Publish it again."
             )
-        with self._unpacks:
+        with self._turn(watch):
+            watch.begin("repack")
             pack(adapter, layout, self._dtype, self._host[load.host_offset : end])
         return layout, from_disk
 
@@ -135,25 +139,32 @@ class Loader:
                 " Train it with a lower rank, or raise adapters.max_rank."
             )
 
-    def _read(self, ref: AdapterRef) -> tuple[Adapter, bool]:
+    @contextlib.contextmanager
+    def _turn(self, watch: LoadWatch) -> Iterator[None]:
+        """A place among those who work on processors."""
+        watch.begin("turn")
+        with self._unpacks:
+            yield
+
+    def _read(self, ref: AdapterRef, watch: LoadWatch) -> tuple[Adapter, bool]:
         """The weights, verified, and whether they were on the local disk already."""
         prefix = object_prefix(ref.tenant, ref.digest)
         if self._disk is None:
-            return self._open(ref, self._in_place(prefix)), False
+            return self._open(ref, self._in_place(prefix), watch), False
         folder = self._disk.find(prefix)
         if folder is not None:
             try:
-                return self._open(ref, folder), True
+                return self._open(ref, folder, watch), True
             except (AdapterCorrupt, FileNotFoundError):
                 # It is bad, or was evicted under us.
                 log.warning("Fetching %s again: its copy on disk can't be used", ref.key)
                 self._disk.drop(prefix)
         try:
-            return self._fetch(ref, prefix, self._disk), False
+            return self._fetch(ref, prefix, self._disk, watch), False
         except AdapterCorrupt as error:
             # Damaged on its way, or a copy that went on from damaged bytes: that passes.
             log.warning("Fetching %s again: %s", ref.key, error.message)
-            return self._fetch(ref, prefix, self._disk), False
+            return self._fetch(ref, prefix, self._disk, watch), False
 
     def _in_place(self, prefix: str) -> Path:
         """The folder of a store that is one. Raises ObjectMissing."""
@@ -165,22 +176,24 @@ class Loader:
         assert path is not None
         return path.parent
 
-    def _fetch(self, ref: AdapterRef, prefix: str, disk: DiskTier) -> Adapter:
+    def _fetch(self, ref: AdapterRef, prefix: str, disk: DiskTier, watch: LoadWatch) -> Adapter:
         """One GET of the manifest, one of the tensors, or of what is still wanting of them."""
+        watch.begin("fetch")
         with self._store.open(f"{prefix}/{MANIFEST}") as content:
             if content.num_bytes > MAX_MANIFEST_BYTES:
                 raise AdapterCorrupt(NOT_PUBLISHED)
             manifest = b"".join(content.pieces)
         _check_digest(ref, manifest)
         wanted = Wanted(prefix, TENSORS, ref.num_bytes, {MANIFEST: manifest})
-        return disk.fill(self._store, wanted, lambda folder: self._open(ref, folder))
+        return disk.fill(self._store, wanted, lambda folder: self._open(ref, folder, watch))
 
-    def _open(self, ref: AdapterRef, folder: Path) -> Adapter:
+    def _open(self, ref: AdapterRef, folder: Path, watch: LoadWatch) -> Adapter:
         """The version's files in `folder`, every byte verified."""
-        with self._unpacks:
-            return self._verified(ref, folder)
+        with self._turn(watch):
+            watch.begin("parse")
+            return self._verified(ref, folder, watch)
 
-    def _verified(self, ref: AdapterRef, folder: Path) -> Adapter:
+    def _verified(self, ref: AdapterRef, folder: Path, watch: LoadWatch) -> Adapter:
         with (folder / MANIFEST).open("rb") as file:
             data = file.read(MAX_MANIFEST_BYTES)
         _check_digest(ref, data)
@@ -190,6 +203,7 @@ class Loader:
             raise AdapterUnavailable(f"This release can't read the adapter: {error}.") from error
         try:
             with TensorFile(folder / TENSORS) as tensors:
+                watch.begin("verify")
                 return read_version(tensors, manifest, self._table)
         except TensorFileError as error:
             raise AdapterCorrupt(

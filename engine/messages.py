@@ -13,6 +13,7 @@ from typing import NamedTuple
 from engine.adapters.layout import AdapterLayout
 from engine.device_memory import DeviceMemory
 from engine.errors import ErrorInfo
+from engine.timeline import LoadStep, Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 
 
@@ -77,6 +78,7 @@ class LoadDone:
     seconds      from the loader's start on it to its end
     from_disk    the object was already on the local disk
     permanent    trying again can't help (rejected bytes, killed the loader too often)
+    steps        when the loader did what
     """
 
     load_id: int
@@ -86,6 +88,7 @@ class LoadDone:
     seconds: float
     from_disk: bool
     permanent: bool = False
+    steps: tuple[LoadStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class SequenceOutput(NamedTuple):
     finish      set on a request's last output
     error       set where finish is ERROR
     num_cached  prompt tokens that came from the prefix cache, in the first output
+    waits       with the last output: the request's times in the queue
     """
 
     request_id: str
@@ -146,6 +150,7 @@ class SequenceOutput(NamedTuple):
     finish: FinishReason | None = None
     error: ErrorInfo | None = None
     num_cached: int = 0
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

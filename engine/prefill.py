@@ -146,7 +146,7 @@ class Prefill:
             return False
         num_pages -= len(nodes)
         has_room = self._make_room(sequence, num_pages, is_below, step)
-        if has_room and self._requests.admit(sequence, nodes, step.plan_id):
+        if has_room and self._requests.admit(sequence, nodes, step):
             return True
         self._holdings.let_go(nodes)
         step.is_full = True

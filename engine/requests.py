@@ -18,6 +18,8 @@ from engine.queue import WaitingQueue
 from engine.refusal import refusal
 from engine.running import RunningSet
 from engine.sequence import Sequence
+from engine.step import Step
+from engine.timeline import Wait
 from engine.types import FinishReason, Request
 
 
@@ -61,17 +63,20 @@ class Requests:
             self._counters.arrivals[self._cache.tier(request.adapter)] += 1
             self._cache.want(request.adapter, request.tenant)
 
-    def abort(self, request_id: str, finish: FinishReason) -> None:
+    def abort(self, request_id: str, finish: FinishReason, now: float) -> None:
         """Ends a request, wherever it is. Nothing happens for one that has ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            self._outputs.append(self.finish(sequence, finish))
+            self._outputs.append(self.finish(sequence, finish, now))
 
     def loaded(self, done: LoadDone, now: float) -> None:
         """A load has ended; if it failed, so do the requests that wait for it."""
+        if done.error is not None:  # the cache is about to forget the version
+            for sequence in self._queue.waiting_for(done.key):
+                sequence.journey = self._cache.journey(done.key, sequence.waiting_s)
         error = self._cache.on_loaded(done, now)
         if error is not None:
-            self._outputs += self.end_waiting(done.key, error)
+            self._outputs += self.end_waiting(done.key, error, now)
 
     def retire(self, drop: Drop, now: float) -> None:
         """A version is retired. Its requests go on, or end here and now where that was ordered."""
@@ -81,24 +86,24 @@ class Requests:
             running = [s for s in self._running if s.adapter_key == key]
             for sequence in running + self._queue.waiting_for(key):
                 error = retired_now(drop.ref)
-                self._outputs.append(self.finish(sequence, FinishReason.ERROR, error))
+                self._outputs.append(self.finish(sequence, FinishReason.ERROR, now, error))
 
-    def end_waiting(self, key: str, error: ErrorInfo) -> list[SequenceOutput]:
+    def end_waiting(self, key: str, error: ErrorInfo, now: float) -> list[SequenceOutput]:
         """Ends, with this error, those that wait for the adapter."""
         waiting = self._queue.waiting_for(key)
-        return [self.finish(sequence, FinishReason.ERROR, error) for sequence in waiting]
+        return [self.finish(sequence, FinishReason.ERROR, now, error) for sequence in waiting]
 
     def take_outputs(self) -> list[SequenceOutput]:
         """Ends that no step brought about."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def admit(self, sequence: Sequence, nodes: list[PrefixNode], plan_id: int) -> bool:
+    def admit(self, sequence: Sequence, nodes: list[PrefixNode], step: Step) -> bool:
         """Gives a waiting sequence all that it needs to run, and charges it if it is new. False,
         and nothing taken, where something can't be had. The nodes are held by the caller."""
-        if not self._holdings.take(sequence, nodes, plan_id):
+        if not self._holdings.take(sequence, nodes, step.plan_id):
             return False
-        self._leave_queue(sequence)
+        self._leave_queue(sequence, step.now)
         if sequence.ever_admitted:
             return True
         sequence.ever_admitted = True
@@ -109,9 +114,10 @@ class Requests:
         self._counters.prompt(sequence.tenant, num_prompt, sequence.num_cached)
         return True
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, now: float) -> None:
         """It waits again, at the head of its queue, and will be computed anew."""
         self._holdings.give_back(sequence)
+        sequence.waiting_s = now
         self._counters.num_preemptions += 1
         self._queue.push_front(sequence)
         if sequence.request.adapter is not None:
@@ -121,6 +127,7 @@ class Requests:
         self,
         sequence: Sequence,
         finish: FinishReason,
+        now: float,
         error: ErrorInfo | None = None,
         tokens: tuple[int, ...] = (),
     ) -> SequenceOutput:
@@ -129,12 +136,14 @@ class Requests:
         if sequence.row >= 0:
             self._holdings.give_back(sequence)
         else:
-            self._leave_queue(sequence)
+            self._leave_queue(sequence, now)
         sequence.finished = True
         del self._sequences[sequence.id]
         is_completed = finish in (FinishReason.STOP, FinishReason.LENGTH)
         self._accounts.finish(sequence.id, completed=is_completed)
-        return SequenceOutput(sequence.id, tokens, finish, error, sequence.report_cached())
+        return SequenceOutput(
+            sequence.id, tokens, finish, error, sequence.report_cached(), sequence.waits
+        )
 
     def check(self) -> None:
         running = list(self._running)
@@ -162,7 +171,10 @@ class Requests:
             return None
         return self._cache.refusal(request.adapter) or self._cache.obstacle(request.adapter, now)
 
-    def _leave_queue(self, sequence: Sequence) -> None:
+    def _leave_queue(self, sequence: Sequence, now: float) -> None:
         self._queue.remove(sequence)
+        journey = sequence.journey
         if sequence.adapter_key is not None:
+            journey = journey or self._cache.journey(sequence.adapter_key, sequence.waiting_s)
             self._cache.unwant(sequence.adapter_key)
+        sequence.waits += (Wait(sequence.waiting_s, now, journey),)

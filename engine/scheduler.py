@@ -100,9 +100,9 @@ class Scheduler:
         """Takes a request in, or ends it at once with an error."""
         self._requests.submit(request, now, self._config.model, self._base_revision)
 
-    def abort(self, request_id: str, finish: FinishReason = FinishReason.ABORT) -> None:
+    def abort(self, request_id: str, now: float, finish: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request, wherever it is. Nothing happens for one that has ended already."""
-        self._requests.abort(request_id, finish)
+        self._requests.abort(request_id, finish, now)
 
     def loaded(self, done: LoadDone, now: float) -> None:
         """A load has ended; if it failed, so do the requests that wait for it."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from engine.adapters.lease import Lease
 from engine.prefix import PrefixNode
+from engine.timeline import Journey, Wait
 from engine.types import Request
 
 
@@ -30,6 +31,9 @@ class Sequence:
     num_cached     prompt tokens that the prefix cache gave it when it was first admitted
     ever_admitted  it has been charged; later admissions (after preemption) are not charged again
     reported       its first output has left
+    waiting_s      since when it has waited, while it does
+    waits          its times in the queue that are over
+    journey        its adapter's, once the load of that has failed
     num_prompt     tokens of its prompt
     max_length     prompt and all output tokens that it may have
     positions      physical positions of `pages`, as long as `positions_epoch` is the present one
@@ -50,6 +54,9 @@ class Sequence:
     ever_admitted: bool = False
     reported: bool = False
     finished: bool = False
+    waits: tuple[Wait, ...] = ()
+    journey: Journey | None = None
+    waiting_s: float = field(init=False)
     positions: tuple[int, ...] = ()
     positions_epoch: int = -1
     num_prompt: int = field(init=False)
@@ -58,6 +65,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
+        self.waiting_s = self.arrival_s
         self.num_prompt = len(request.prompt)
         self.max_length = self.num_prompt + request.max_tokens
         # Kept, since a step asks for it of every row and a reference makes a string of it.

@@ -73,12 +73,14 @@ class Settling:
                 num_read = min(num_tokens, sequence.num_prompt - start)
                 self._accounts.computed(request.id, num_read, amount)
             if samples:
-                outputs.append(self._accept(span, tokens, amount))
+                outputs.append(self._accept(span, tokens, amount, now))
         self._accounts.produced_by_each(decoded)
         self._counters.output_tokens += len(decoded)
         return outputs
 
-    def _accept(self, span: Span, tokens: tuple[int, ...], amount: float | None) -> SequenceOutput:
+    def _accept(
+        self, span: Span, tokens: tuple[int, ...], amount: float | None, now: float
+    ) -> SequenceOutput:
         """Appends what a row has drawn, up to where the sequence ends."""
         sequence, request = span.sequence, span.sequence.request
         num_left = sequence.max_length - len(sequence.tokens)
@@ -100,7 +102,7 @@ class Settling:
         if num_known // self._page_tokens > len(sequence.nodes):
             self._holdings.keep(sequence, num_known)
         if finish is not None:
-            return self._requests.finish(sequence, finish, tokens=accepted)
+            return self._requests.finish(sequence, finish, now, tokens=accepted)
         return SequenceOutput(request.id, accepted, num_cached=sequence.report_cached())
 
     def _fail(self, sequence: Sequence, now: float) -> list[SequenceOutput]:
@@ -108,8 +110,8 @@ class Settling:
         adapter. Other rows that use it may be sound, and go on."""
         ref = sequence.request.adapter
         error, is_last = self._quarantine.fault(ref, now)
-        outputs = [self._requests.finish(sequence, FinishReason.ERROR, error)]
+        outputs = [self._requests.finish(sequence, FinishReason.ERROR, now, error)]
         if ref is not None and is_last:
             self._cache.refuse(ref, error, now)
-            outputs += self._requests.end_waiting(ref.key, error)
+            outputs += self._requests.end_waiting(ref.key, error, now)
         return outputs

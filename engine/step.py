@@ -15,7 +15,7 @@ class Step:
     half_read     sequences whose prompt is half read, by tenant, the oldest first; used up
     grants        tokens of each sequence in this step
     num_preemptions_left  of this step
-    take_back     takes everything from a sequence and puts it back at the head of its queue
+    take_back     takes everything from a sequence and puts it back at the head of its queue, now
     is_full       rows or pages have run short: newcomers come in at others' expense only
     num_reserved  pages that are kept for the first newcomer that found too few
     is_closed     no newcomer comes in any more
@@ -24,7 +24,7 @@ class Step:
     plan_id: int
     now: float
     num_preemptions_left: int
-    take_back: Callable[[Sequence], None]
+    take_back: Callable[[Sequence, float], None]
     bar: float | None = None
     half_read: dict[str, list[Sequence]] = field(default_factory=dict)
     grants: dict[Sequence, int] = field(default_factory=dict)
@@ -44,5 +44,5 @@ class Step:
         self.num_preemptions_left -= 1
         self.is_full = True
         self.grants.pop(victim, None)
-        self.take_back(victim)
+        self.take_back(victim, self.now)
         return True

@@ -34,6 +34,7 @@ from engine.messages import Discard, Drop, Load, LoadDone, Pin, Prefetch, Reside
 from engine.plan import TableEntry
 from engine.prefix import PrefixTree
 from engine.reclaim import Reclaim
+from engine.timeline import Journey
 from engine.types import AdapterRef, Tenant
 
 __all__ = ["AdapterCache", "Lease", "Tier", "UploadOrder"]
@@ -175,6 +176,10 @@ class AdapterCache:
         version.num_leases -= 1
         self._residents.refresh(version)
 
+    def journey(self, key: str, since_s: float) -> Journey | None:
+        """The version's way to the device, if it has not been there all the time since then."""
+        return self._life.journey(key, since_s)
+
     def tier(self, ref: AdapterRef) -> Tier:
         version = self._life.versions.get(ref.key)
         return Tier.COLD if version is None else version.tier
@@ -186,7 +191,7 @@ class AdapterCache:
         version = self._loading.done(done.load_id, done.error is None)
         if version is None:
             return None
-        self._life.report.touch(version.key)
+        self._life.arrived(version, done, now)
         error = done.error or mismatch(version, done)
         if error is not None:
             self._loading.drop(version)

@@ -10,7 +10,8 @@ from engine.adapters.residency import ResidencyReport
 from engine.adapters.residents import Residents
 from engine.adapters.version import State, Tier, Version
 from engine.arena import Arena
-from engine.messages import Discard
+from engine.messages import Discard, LoadDone
+from engine.timeline import Journey
 from engine.types import AdapterRef
 
 
@@ -82,6 +83,20 @@ class Lifecycle:
     def changed(self, version: Version) -> None:
         self.refresh(version)
         self.report.touch(version.key)
+
+    def arrived(self, version: Version, done: LoadDone, now: float) -> None:
+        """Its load has ended."""
+        self.report.touch(version.key)
+        if version.journey is not None:
+            version.journey.arrived(done.steps, done.from_disk, now)
+
+    def journey(self, key: str, since_s: float) -> Journey | None:
+        """Its way to the device, if it has not been there all the time since then."""
+        version = self.versions.get(key)
+        journey = None if version is None else version.journey
+        if journey is None or (journey.is_over and journey.resident_s <= since_s):
+            return None
+        return journey
 
     def on_evicted(self, version: Version) -> None:
         self.report.touch(version.key)

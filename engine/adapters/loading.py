@@ -16,6 +16,7 @@ from engine.adapters.host import HostPool, block_bytes
 from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
 from engine.messages import Load
+from engine.timeline import Journey
 
 MAX_NEAR = 100_000
 
@@ -91,6 +92,7 @@ class Loading:
         version.host_offset = offset
         version.load_id = self._next_id
         version.began_s = now
+        version.journey = Journey(self._next_id, began_s=now)
         self._next_id += 1
         self._loading[version.load_id] = version
         self._quotas.add(version.ref.tenant, version.num_bytes)

@@ -19,6 +19,7 @@ from engine.adapters.version import State, Tier, Version
 from engine.arena import Arena
 from engine.config import AdapterConfig
 from engine.reclaim import Reclaim
+from engine.timeline import Journey
 
 MAX_UPLOADS = 4
 MAX_TRIES = 32
@@ -95,6 +96,8 @@ class Promotion:
         """Its upload is complete: from now on it is a resident."""
         version = self._uploading.pop(key)
         version.upload_s = now - version.began_s
+        if version.journey is not None:
+            version.journey.resident_s = now
         version.is_ordered = False
         self._arena.end_upload(version.adapter)
         self._residents.add(version, now)
@@ -119,7 +122,7 @@ class Promotion:
         first_blocked: Version | None = None
         for version in nsmallest(MAX_TRIES, self._waiting.values(), key=self._turn):
             may_claim = version.num_waiting or first_blocked is None
-            if may_claim and self._claim(version, plan_id):
+            if may_claim and self._claim(version, now, plan_id):
                 continue
             if not version.num_waiting:
                 self.unwant(version)
@@ -132,7 +135,7 @@ class Promotion:
         if first_blocked is None and self._turns.is_yielding:
             self._turns.reopen()
 
-    def _claim(self, version: Version, plan_id: int) -> bool:
+    def _claim(self, version: Version, now: float, plan_id: int) -> bool:
         """A run for it, from what is free or idle. Only what is asked for is worth evicting."""
         if version.is_asked_for:
             is_within = self._reclaim.keep_quota(version, plan_id) or not self._is_bound(version)
@@ -146,6 +149,9 @@ class Promotion:
         del self._waiting[version.key]
         version.adapter = adapter
         version.state = State.CLAIMED
+        if version.journey is None or version.journey.is_over:
+            version.journey = Journey()
+        version.journey.claimed_s = now
         version.blocked_since_s = None
         self._claimed[version.key] = version
         self._changed(version)
@@ -187,7 +193,7 @@ class Promotion:
             return False
         for victim in drained:
             self._residents.evict(victim, plan_id)
-            if self._claim(version, plan_id):
+            if self._claim(version, now, plan_id):
                 self._turns.reopen()
                 return True
         return False
@@ -216,6 +222,8 @@ class Promotion:
                 self._uploading[version.key] = version
                 version.state = State.UPLOADING
                 version.began_s = now
+                if version.journey is not None:
+                    version.journey.upload_s = now
                 start = self._arena.begin_upload(version.adapter)
                 assert version.host_offset is not None
                 orders.append(

@@ -7,6 +7,7 @@ from enum import Enum, IntEnum, auto
 
 from engine.adapters.layout import AdapterLayout
 from engine.plan import NO_ADAPTER
+from engine.timeline import Journey
 from engine.types import AdapterRef
 
 
@@ -52,6 +53,7 @@ class Version:
     host_offset       its block in host memory, or the room for it (None: there is none)
     adapter           its index from CLAIMED on
     began_s           when its load or upload began
+    journey           its last way to the device, or as far as it has come
     blocked_since_s   since when it has waited for room in the arena
     resident_since_s  since when plans may use it
     closed_since_s    since when no request is admitted to it, so that it can yield
@@ -75,6 +77,7 @@ class Version:
     host_offset: int | None = None
     layout: AdapterLayout | None = None
     adapter: int = NO_ADAPTER
+    journey: Journey | None = None
     blocked_since_s: float | None = None
     resident_since_s: float = 0.0
     closed_since_s: float | None = None

@@ -93,7 +93,10 @@ def test_a_version_lands_in_its_slot_and_nowhere_else(keeping, host, dtype):
     ref = keeping.publish(tensors).ref
     load = order(ref, itemsize=4 if dtype == "float32" else 2)
     done = loader(keeping, host, dtype=dtype).load(load)
-    assert (done.error, done.key, done.load_id, done.seconds) == (None, ref.key, 7, 1.0)
+    assert (done.error, done.key, done.load_id) == (None, ref.key, 7)
+    names = ["turn", "parse", "verify", "turn", "repack"]  # a second each, by the clock
+    assert done.steps == tuple((name, i + 1.0, i + 2.0) for i, name in enumerate(names))
+    assert done.seconds == done.steps[-1].end_s
     assert isinstance(done.layout, AdapterLayout) and not done.from_disk and not done.permanent
     assert done.layout.num_elements == ref.num_elements
     assert untouched(host, load)
