@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import floor, isclose
 
 from engine.account import Account, Charge
@@ -111,21 +111,6 @@ class Accounts:
             amount = num_tokens * charge.output_price * charge.account.weight
         self._settle(charge, num_charged * charge.output_price, amount)
 
-    def produced_by_each(self, request_ids: Iterable[str]) -> None:
-        """One output token of each, at the price of its admission: `produced` for a whole step."""
-        charges, moved, touched = self._charges, self._moved, self._touched
-        for request_id in request_ids:
-            charge = charges[request_id]
-            account, price = charge.account, charge.output_price
-            charge.num_output += 1
-            account.settled += price
-            touched.add(account)
-            if charge.output_left:
-                charge.output_left -= 1
-                account.outstanding -= price
-            else:
-                moved.add(account)
-
     def finish(self, request_id: str, *, completed: bool) -> None:
         """The request is over, admitted or not; what it left outstanding is taken off.
 
@@ -186,18 +171,21 @@ class Accounts:
 
     def turns(
         self,
-        among: Collection[str],
+        *groups: Collection[str],
         age: Key,
         is_candidate: Callable[[str], bool] | None = None,
         max_looks: int | None = None,
     ) -> Turns:
-        """A round of serving these tenants (all have work). age: of a tenant's next request, for
-        `fcfs`: the less, the older. is_candidate, max_looks: see `Turns`."""
-        may = is_candidate or among.__contains__
+        """A round of serving the tenants of these groups (all have work). age: of a tenant's next
+        request, for `fcfs`: the less, the older. is_candidate, max_looks: see `Turns`."""
+        may = is_candidate or (lambda tenant: any(tenant in group for group in groups))
         if self.config.order == "fcfs":
-            return Turns(sorted((age(t), t) for t in among), age, may, 0.0, max_looks)
+            return Turns(
+                sorted((age(t), t) for t in set().union(*groups)), age, may, 0.0, max_looks
+            )
         self._sort()
-        if len(among) * 4 < len(self._order):
+        if sum(map(len, groups)) * 4 < len(self._order):
+            among = set[str]().union(*groups)
             entries = sorted((self._accounts[tenant].key, tenant) for tenant in among)
         else:
             entries = self._order.copy()

@@ -6,15 +6,17 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from engine.adapters.version import Tier
+from engine.usage import Usage, UsageBook
 
 RECENT_STEPS = 1024
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. `served` counts tokens (prompt computed and output) by tenant. busy_s
-    and base_s: of the steps whose cost without adapters is known, what they took and that cost."""
+    """Totals since the start; `usage` has them by tenant. busy_s, base_s: of the steps whose cost
+    without adapters is known, what they took and that cost."""
 
+    usage: UsageBook
     num_steps: int = 0
     num_replayed: int = 0
     busy_s: float = 0.0
@@ -26,17 +28,19 @@ class Counters:
     num_moves: int = 0
     arrivals: Counter[Tier] = field(default_factory=Counter)
     """Requests by where their adapter was when they came."""
-    served: dict[str, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
-    def prompt(self, tenant: str, num_computed: int, num_cached: int) -> None:
-        self.prompt_tokens += num_computed + num_cached
+    def prompt(self, usage: Usage, num_tokens: int, num_cached: int) -> None:
+        """Of a request that was admitted; num_cached of its tokens needn't be computed."""
+        self.prompt_tokens += num_tokens
         self.cached_tokens += num_cached
-        self.served[tenant] = self.served.get(tenant, 0.0) + num_computed
+        usage.num_requests += 1
+        usage.prompt_tokens += num_tokens
+        usage.cached_tokens += num_cached
 
-    def output(self, tenant: str, num_tokens: int) -> None:
+    def output(self, usage: Usage, num_tokens: int) -> None:
         self.output_tokens += num_tokens
-        self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens
+        usage.output_tokens += num_tokens
 
     def step(self, seconds: float, base_s: float, replayed: bool) -> None:
         """One step. base_s: 0 where nothing is known of it."""

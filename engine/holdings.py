@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
 from engine.pages import NO_PLAN
-from engine.plan import NO_ADAPTER, Span
+from engine.pass_costs import StepSize
+from engine.plan import NO_ADAPTER, Span, new_span
 from engine.prefix import Namespace, PrefixNode, PrefixTree
 from engine.running import RunningSet
 from engine.sequence import Sequence
@@ -87,6 +88,8 @@ class Holdings:
         if pages is None:
             return False
         sequence.pages += pages
+        sequence.steady_epoch = -1
+        sequence.decodes_on(self.page_tokens)
         self._running.grew(sequence, 1)
         return True
 
@@ -106,7 +109,7 @@ class Holdings:
         sequence.nodes += insertion.nodes
         if insertion.duplicates:
             sequence.pages[: len(sequence.nodes)] = [node.page_id for node in sequence.nodes]
-            sequence.positions_epoch = -1
+            sequence.positions_epoch = sequence.steady_epoch = -1
             self._arena.free(insertion.duplicates, self.last_plan)
 
     def give_back(self, sequence: Sequence) -> None:
@@ -120,7 +123,7 @@ class Holdings:
         sequence.pages = []
         sequence.nodes = []
         sequence.lease = None
-        sequence.positions_epoch = -1
+        sequence.halts()
         sequence.num_computed = sequence.num_pending = 0
 
     def moved(self) -> None:
@@ -138,32 +141,68 @@ class Holdings:
         sequence.positions_epoch = self._epoch
         return known
 
-    def spans(self, grants: Mapping[Sequence, int]) -> tuple[Span, ...]:
-        """Their parts of the next plan, by tokens, counted as computed from here on. One loop with
-        nothing called in it for most rows: a step has hundreds."""
-        page_tokens, epoch = self.page_tokens, self._epoch
+    def spans(self, grants: Mapping[Sequence, int]) -> tuple[tuple[Span, ...], StepSize]:
+        """Their parts of the next plan, by tokens, counted as computed from here on; and its size.
+        One loop with nothing called in it for most rows: a step has hundreds."""
+        epoch = self._epoch
         spans: list[Span] = []
-        for sequence, num_tokens in grants.items():
-            start, num_pending = sequence.num_computed, sequence.num_pending
-            end = start + num_tokens
-            samples = end == len(sequence.tokens) + num_pending
-            pages = sequence.positions
-            if sequence.positions_epoch != epoch or len(pages) != len(sequence.pages):
-                pages = self.positions(sequence)
-            num_pages = -(-end // page_tokens)
-            if len(pages) != num_pages:
-                pages = pages[:num_pages]
-            lease = sequence.lease
-            adapter = NO_ADAPTER if lease is None else lease.adapter
-            is_on_device = num_pending > 0
-            spans.append(
-                Span(
-                    sequence, sequence.row, start, num_tokens, adapter, samples, is_on_device, pages
+        num_tokens = num_read = num_sampling = 0
+        for sequence, num in grants.items():
+            if sequence.steady_epoch != epoch:
+                spans.append(self._span(sequence, num))
+                num_sampling += spans[-1].samples
+            else:
+                start, num_pending, lease = (
+                    sequence.num_computed,
+                    sequence.num_pending,
+                    sequence.lease,
                 )
-            )
-            sequence.num_computed = end
-            sequence.num_pending = num_pending + samples
-        return tuple(spans)
+                adapter = NO_ADAPTER if lease is None else lease.adapter
+                spans.append(
+                    new_span(
+                        (
+                            sequence,
+                            sequence.row,
+                            start,
+                            1,
+                            adapter,
+                            True,
+                            num_pending > 0,
+                            sequence.positions,
+                        )
+                    )
+                )
+                sequence.num_computed = start + 1
+                sequence.num_pending = num_pending + 1
+                num_sampling += 1
+            num_tokens += num
+            num_read += sequence.num_computed
+        is_decode = num_tokens == num_sampling == len(spans)
+        return tuple(spans), StepSize(num_tokens, num_read, is_decode)
+
+    def _span(self, sequence: Sequence, num_tokens: int) -> Span:
+        start, num_pending = sequence.num_computed, sequence.num_pending
+        end = start + num_tokens
+        samples = end == sequence.length
+        pages = self.positions(sequence)
+        num_pages = -(-end // self.page_tokens)
+        if samples:
+            sequence.decodes_on(self.page_tokens)
+            if num_pages == len(pages):
+                sequence.steady_epoch = self._epoch
+        lease = sequence.lease
+        sequence.num_computed = end
+        sequence.num_pending = num_pending + samples
+        return Span(
+            sequence,
+            sequence.row,
+            start,
+            num_tokens,
+            NO_ADAPTER if lease is None else lease.adapter,
+            samples,
+            num_pending > 0,
+            pages[:num_pages],
+        )
 
     def check(self) -> None:
         """Every KV page belongs to exactly one sequence or to the prefix tree."""
@@ -173,6 +212,10 @@ class Holdings:
         for s in self._running:
             assert s.pages[: len(s.nodes)] == [node.page_id for node in s.nodes]
             assert s.num_computed <= len(s.pages) * self.page_tokens
+            if s.num_computed < s.grant_to:
+                assert s.num_remaining == 1 and not s.is_done_launching
+            if s.steady_epoch == self._epoch:
+                assert s.positions == tuple(self._arena.positions(s.pages))
 
     def _namespace(self, sequence: Sequence) -> Namespace:
         return Namespace(

@@ -27,11 +27,6 @@ class Pacing:
         self._cost = cost
         self._page_tokens = page_tokens
 
-    @property
-    def most_backlog(self) -> int:
-        """A larger one makes no difference."""
-        return self._schedule.max_step_tokens * self._schedule.prefill_steps
-
     def num_tokens(self, num_decoding: int, num_read: int, backlog: int) -> int:
         """Of prompts, in a step in which `num_decoding` rows decode and read `num_read` tokens of
         context. More than the prompts have where that costs nothing."""

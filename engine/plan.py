@@ -6,8 +6,10 @@ Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from engine.adapters.layout import AdapterLayout
 from engine.device_memory import DeviceMemory
@@ -39,6 +41,10 @@ class Span(NamedTuple):
     pages: tuple[int, ...]
 
 
+new_span: Callable[[tuple[Any, ...]], Span] = partial(tuple.__new__, Span)
+"""Of all its fields, at half the cost of `Span(...)`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Copy `num_pages` whole pages from physical position `source` to `target`.
@@ -64,13 +70,15 @@ class TableEntry:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """id counts up by one. `new_rows` are rows whose sequence began (or began again) in this plan:
-    the sampler's per-row state starts afresh there."""
+    the sampler's per-row state starts afresh there. known_size: `size`, where whoever made the plan
+    has counted already."""
 
     id: int
     spans: tuple[Span, ...]
     moves: tuple[Move, ...] = ()
     entries: tuple[TableEntry, ...] = ()
     new_rows: tuple[int, ...] = ()
+    known_size: StepSize | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -78,6 +86,8 @@ class StepPlan:
 
     @property
     def size(self) -> StepSize:
+        if self.known_size is not None:
+            return self.known_size
         num_tokens = num_read = num_sampling = 0
         for _, _, start, num, _, samples, _, _ in self.spans:
             num_tokens += num

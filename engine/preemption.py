@@ -51,29 +51,26 @@ class Preemption:
         that gets it; None: is there anybody to take from at all?
         """
         furthest, most = None, 0.0
-        for tenant, mine in self._running.by_tenant():
-            if len(mine) > 1:
-                share = self._row_share(tenant)
-                if len(mine) - 1 >= share and len(mine) / share > most:
-                    furthest, most = mine[-1], len(mine) / share
+        for tenant, mine in self._running.several():
+            share = self._row_share(tenant)
+            if len(mine) - 1 >= share and len(mine) / share > most:
+                furthest, most = mine[-1], len(mine) / share
         return self._unless_exempt(furthest, plan_id, newcomer, most)
 
     def for_pages(self, plan_id: int, newcomer: str | None = None) -> Sequence | None:
         """Gives up its pages: likewise by pages, and its tenant keeps a row at least."""
         furthest, most = None, 0.0
-        for tenant, mine in self._running.by_tenant():
-            if len(mine) > 1:
-                pages, share = self._running.num_pages_of(tenant), self._shares.share(tenant)
-                if pages - len(mine[-1].pages) >= share and pages / share > most:
-                    furthest, most = mine[-1], pages / share
+        for tenant, mine in self._running.several():
+            pages, share = self._running.num_pages_of(tenant), self._shares.share(tenant)
+            if pages - len(mine[-1].pages) >= share and pages / share > most:
+                furthest, most = mine[-1], pages / share
         return self._unless_exempt(furthest, plan_id, newcomer, most)
 
     def num_pages_above(self) -> int:
         """Pages that tenants hold above their share: what `for_pages` could bring in at most."""
         return sum(
             max(0, self._running.num_pages_of(tenant) - self._shares.share(tenant))
-            for tenant, mine in self._running.by_tenant()
-            if len(mine) > 1
+            for tenant, _ in self._running.several()
         )
 
     def for_growth(self, sequence: Sequence, plan_id: int) -> Sequence | None:

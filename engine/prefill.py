@@ -46,11 +46,11 @@ class Prefill:
         self._queue = queue
         self._running = running
 
-    def backlog(self, step: Step, enough: int) -> int:
+    def backlog(self, step: Step) -> int:
         """Tokens of the prompts that are half read, whole, and of those that wait for nothing but
-        room; counted no further than to `enough`."""
+        room."""
         half_read = sum(s.length for mine in step.half_read.values() for s in mine)
-        return half_read + self._queue.ready_tokens(enough - half_read)
+        return half_read + self._queue.ready_tokens
 
     def deal(self, step: Step, num_tokens: int) -> None:
         """Grants up to `num_tokens` of this step to half-read prompts and to newcomers."""
@@ -83,16 +83,21 @@ class Prefill:
         half_read = {tenant for tenant, mine in step.half_read.items() if mine}
         ready = self._queue.ready_tenants().keys()
         if step.is_closed:
-            return self._accounts.turns(half_read, self._age(step))
+            return self._accounts.turns(half_read, age=self._age(step))
         if not step.is_full:
-            return self._accounts.turns(half_read | ready, self._age(step))
+            return self._accounts.turns(half_read, ready, age=self._age(step))
 
         def may_take_a_row(tenant: str) -> bool:
             is_ready = tenant in ready and self._preemption.is_below_row_share(tenant)
             return tenant in half_read or is_ready
 
-        among = half_read | ready
-        return self._accounts.turns(among, self._age(step), may_take_a_row, MAX_LOOKS)
+        return self._accounts.turns(
+            half_read,
+            ready,
+            age=self._age(step),
+            is_candidate=may_take_a_row,
+            max_looks=MAX_LOOKS,
+        )
 
     def _age(self, step: Step) -> Callable[[str], float]:
         """Of the tenant's next request: what `fcfs` goes by."""

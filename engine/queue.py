@@ -8,7 +8,6 @@ requests alone, and looking for the next request costs nothing for those that ca
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain
 
 from engine.sequence import Sequence
 
@@ -25,6 +24,8 @@ class WaitingQueue:
         self._num_waiting = 0
         self._arrivals_s = 0.0  # summed over those that wait
         self._num_of: dict[Key, int] = {}
+        self._tokens_of: dict[Key, int] = {}
+        self._ready_tokens = 0
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -52,10 +53,15 @@ class WaitingQueue:
 
     def set_open(self, key: str, is_open: bool) -> None:
         """Whether requests for this adapter can be admitted."""
+        if is_open == (key in self._open):
+            return
+        num_tokens = self._tokens_of.get(key, 0)
         if is_open:
             self._open.add(key)
+            self._ready_tokens += num_tokens
         else:
             self._open.discard(key)
+            self._ready_tokens -= num_tokens
         for tenant in self._tenants_of.get(key, ()):
             self._mark(tenant, key)
 
@@ -71,15 +77,10 @@ class WaitingQueue:
         fifos = self._fifos[tenant]
         return min((next(iter(fifos[key].values())) for key in keys), key=_age)
 
-    def ready_tokens(self, enough: int) -> int:
-        """Tokens of the requests that could be admitted; counted no further than to `enough`."""
-        fifos = (self._fifos[tenant][key] for tenant, keys in self._ready.items() for key in keys)
-        num_tokens = 0
-        for sequence in chain.from_iterable(fifo.values() for fifo in fifos):
-            if num_tokens >= enough:
-                break
-            num_tokens += len(sequence.tokens)
-        return num_tokens
+    @property
+    def ready_tokens(self) -> int:
+        """Tokens of the requests that could be admitted."""
+        return self._ready_tokens
 
     def waiting_for(self, key: str) -> list[Sequence]:
         """Every request that waits for this adapter, oldest first."""
@@ -97,6 +98,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         count: dict[Key, int] = {}
+        tokens: dict[Key, int] = {}
         for tenant, fifos in self._fifos.items():
             assert fifos, f"{tenant} waits for nothing"
             for key, fifo in fifos.items():
@@ -104,12 +106,16 @@ class WaitingQueue:
                 assert tenant in self._tenants_of[key]
                 assert (key in self._ready.get(tenant, ())) == (key in self._open)
                 count[key] = count.get(key, 0) + len(fifo)
+                known = sum(len(sequence.tokens) for sequence in fifo.values())
+                tokens[key] = tokens.get(key, 0) + known
                 ages = [sequence.order for sequence in fifo.values()]
                 assert ages == sorted(ages), "a FIFO out of order"
                 for sequence in fifo.values():
                     assert sequence.row == -1 and not sequence.pages and not sequence.nodes
                     assert sequence.lease is None and not sequence.finished
         assert count == self._num_of
+        assert tokens == self._tokens_of
+        assert self._ready_tokens == sum(tokens.get(key, 0) for key in self._open)
         assert sum(count.values()) == self._num_waiting
         assert all(self._ready.values())
         assert set(self._ready) <= set(self._fifos)
@@ -154,10 +160,14 @@ class WaitingQueue:
         # Exactly 0 when empty, so that rounding never adds up.
         self._arrivals_s += change * sequence.arrival_s if self._num_waiting else -self._arrivals_s
         left = self._num_of.get(key, 0) + change
+        num_tokens = change * len(sequence.tokens)
+        if key in self._open:
+            self._ready_tokens += num_tokens
         if left:
             self._num_of[key] = left
+            self._tokens_of[key] = self._tokens_of.get(key, 0) + num_tokens
         else:
-            del self._num_of[key]
+            del self._num_of[key], self._tokens_of[key]
 
 
 def _age(sequence: Sequence) -> int:

@@ -55,6 +55,7 @@ class Requests:
             self._outputs.append(SequenceOutput(request.id, (), FinishReason.ERROR, error))
             return
         sequence = Sequence(request, now, self._num_submitted, list(request.prompt))
+        sequence.usage = self._counters.usage.of(request.tenant.id)
         self._num_submitted += 1
         self._sequences[request.id] = sequence
         self._accounts.arrive(request.id, request.tenant)
@@ -111,8 +112,25 @@ class Requests:
         request = sequence.request
         num_prompt = len(request.prompt) - sequence.num_cached
         self._accounts.admit(request.id, num_prompt, request.max_tokens)
-        self._counters.prompt(sequence.tenant, num_prompt, sequence.num_cached)
+        self._counters.prompt(sequence.usage, len(request.prompt), sequence.num_cached)
         return True
+
+    def settle(self, sequence: Sequence) -> None:
+        """Tells account and usage of the output tokens that they don't know of yet: a page at a
+        time at most, since telling them of each would cost more than all else about a token."""
+        num_output = len(sequence.tokens) - sequence.num_prompt
+        num_new = num_output - sequence.num_settled
+        if num_new:
+            self.produced(sequence, num_new, num_new)
+
+    def produced(
+        self, sequence: Sequence, num_drawn: int, num_kept: int, amount: float | None = None
+    ) -> None:
+        """Output tokens that were drawn, and those of them that it has kept. amount: what they have
+        cost, where that was measured."""
+        sequence.num_settled += num_kept
+        self._accounts.produced(sequence.id, num_drawn, amount)
+        self._counters.output(sequence.usage, num_kept)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """It waits again, at the head of its queue, and will be computed anew."""
@@ -133,6 +151,8 @@ class Requests:
     ) -> SequenceOutput:
         """Ends a request in whatever state it is, and gives back all that it holds. Returns its
         last output, which ends with `tokens`."""
+        self.settle(sequence)
+        self._counters.usage.of(sequence.tenant)
         if sequence.row >= 0:
             self._holdings.give_back(sequence)
         else:

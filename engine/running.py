@@ -17,6 +17,7 @@ class RunningSet:
         self._free_rows = list(range(max_rows))
         self._by_age: list[Sequence] = []
         self._by_tenant: dict[str, list[Sequence]] = {}
+        self._several: dict[str, list[Sequence]] = {}
         self._num_pages: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -25,6 +26,9 @@ class RunningSet:
     def __iter__(self) -> Iterator[Sequence]:
         """Oldest first."""
         return iter(self._by_age)
+
+    def tenants(self) -> Iterable[str]:
+        return self._by_tenant.keys()
 
     @property
     def num_free_rows(self) -> int:
@@ -43,15 +47,18 @@ class RunningSet:
     def newest(self) -> Sequence | None:
         return self._by_age[-1] if self._by_age else None
 
-    def by_tenant(self) -> Iterable[tuple[str, list[Sequence]]]:
-        """Each tenant's sequences, oldest first (read only)."""
-        return self._by_tenant.items()
+    def several(self) -> Iterable[tuple[str, list[Sequence]]]:
+        """The sequences of each tenant with more than one, oldest first (read only)."""
+        return self._several.items()
 
     def add(self, sequence: Sequence) -> None:
         """Gives it a row. Its pages must be set. Raises IndexError where no row is free."""
         sequence.row = heapq.heappop(self._free_rows)
         insort(self._by_age, sequence, key=_age)
-        insort(self._by_tenant.setdefault(sequence.tenant, []), sequence, key=_age)
+        mine = self._by_tenant.setdefault(sequence.tenant, [])
+        insort(mine, sequence, key=_age)
+        if len(mine) == 2:
+            self._several[sequence.tenant] = mine
         self._count(sequence.tenant, len(sequence.pages))
 
     def remove(self, sequence: Sequence) -> None:
@@ -61,6 +68,8 @@ class RunningSet:
         self._by_age.remove(sequence)
         mine = self._by_tenant[sequence.tenant]
         mine.remove(sequence)
+        if len(mine) == 1:
+            del self._several[sequence.tenant]
         self._count(sequence.tenant, -len(sequence.pages))
         if not mine:
             del self._by_tenant[sequence.tenant]
@@ -91,6 +100,7 @@ class RunningSet:
             assert self._num_pages[tenant] == sum(len(s.pages) for s in mine)
         assert sum(len(m) for m in self._by_tenant.values()) == len(self._by_age)
         assert set(self._num_pages) == set(self._by_tenant)
+        assert self._several == {t: m for t, m in self._by_tenant.items() if len(m) > 1}
         for s in self._by_age:
             assert not s.finished and s.pages
             assert (s.lease is None) == (s.request.adapter is None)

@@ -9,6 +9,8 @@ while it decodes and more while its prompt is read, and a plan says how many of 
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
@@ -33,6 +35,8 @@ from engine.settling import Settling
 from engine.step import Step
 from engine.stepcost import StepCost
 from engine.types import FinishReason, Request
+
+_NUM_COMPUTED = attrgetter("num_computed")
 
 
 class Scheduler:
@@ -62,7 +66,7 @@ class Scheduler:
         self.cache = cache
         self.prefix = prefix
         self.exchange = ServiceExchange(accounts, config.accounts.local_floor)
-        self.counters = Counters()
+        self.counters = Counters(cache.usage)
         self._queue = WaitingQueue()
         self._running = RunningSet(config.schedule.max_seqs)
         self._holdings = Holdings(
@@ -88,9 +92,9 @@ class Scheduler:
         self._settling = Settling(
             accounts,
             cache,
+            cost,
             self._requests,
             self._holdings,
-            self.counters,
             Quarantine(config.adapters.max_faults, config.adapters.permanent_failure_ttl_s),
         )
 
@@ -135,8 +139,8 @@ class Scheduler:
         )
         self._deal_decoding(step)
         self._make_way_for_adapters(step)
-        num_read = sum(sequence.num_computed for sequence in step.grants)
-        backlog = self._prefill.backlog(step, self._pacing.most_backlog)
+        num_read = sum(map(_NUM_COMPUTED, step.grants))
+        backlog = self._prefill.backlog(step)
         self._prefill.deal(step, self._pacing.num_tokens(len(step.grants), num_read, backlog))
         return self._plan(step)
 
@@ -163,6 +167,9 @@ class Scheduler:
     def stats(self, now: float) -> CoreStats:
         """The counters as they stand."""
         counters = self.counters
+        for sequence in self._running:
+            self._requests.settle(sequence)
+        self.cache.pass_time(now)
         return CoreStats(
             num_steps=counters.num_steps,
             num_running=len(self._running),
@@ -180,8 +187,8 @@ class Scheduler:
             num_loads=self.cache.num_loads,
             step_p50_s=counters.step_quantile(0.5),
             step_p99_s=counters.step_quantile(0.99),
-            served=tuple(counters.served.items()),
             service=self.exchange.take_changes(),
+            usage=self.counters.usage.take_changes(self._running.tenants()),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
             arrivals=tuple((tier.name.lower(), n) for tier, n in counters.arrivals.items()),
@@ -204,7 +211,11 @@ class Scheduler:
     def _deal_decoding(self, step: Step) -> None:
         """One token for every decoding sequence, the oldest first; notes those half read."""
         page_tokens = self.prefix.page_tokens
+        grants = step.grants
         for sequence in tuple(self._running):
+            if sequence.num_computed < sequence.grant_to:
+                grants[sequence] = 1
+                continue
             length = len(sequence.tokens) + sequence.num_pending
             num_computed = sequence.num_computed
             if sequence.row < 0 or length >= sequence.max_length:
@@ -214,7 +225,7 @@ class Scheduler:
                 continue
             has_page = num_computed < len(sequence.pages) * page_tokens
             if has_page or self._grow(sequence, step):
-                step.grants[sequence] = 1
+                grants[sequence] = 1
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
         """A page more for a decoding sequence. False: it skips this step, or was preempted."""
@@ -258,6 +269,6 @@ class Scheduler:
             return None
         entries = self.cache.take_entries(self.arena.moved_adapters() if moves else ())
         new_rows = tuple(s.row for s in step.grants if s.first_plan == step.plan_id)
-        spans = self._holdings.spans(step.grants)
+        spans, size = self._holdings.spans(step.grants)
         self._last_plan = self._holdings.last_plan = step.plan_id
-        return StepPlan(step.plan_id, spans, moves, entries, new_rows)
+        return StepPlan(step.plan_id, spans, moves, entries, new_rows, size)

@@ -20,6 +20,7 @@ from engine.adapters.lease import Lease
 from engine.prefix import PrefixNode
 from engine.timeline import Journey, Wait
 from engine.types import Request
+from engine.usage import Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +35,18 @@ class Sequence:
     waiting_s      since when it has waited, while it does
     waits          its times in the queue that are over
     journey        its adapter's, once the load of that has failed
+    usage          its tenant's
+    num_settled    output tokens that its tenant's account and usage know of
     num_prompt     tokens of its prompt
     max_length     prompt and all output tokens that it may have
     positions      physical positions of `pages`, as long as `positions_epoch` is the present one
+
+    While it decodes most steps bring one token more and nothing else. Three bounds say how long
+    that is so, each at a glance; 0 or -1 where it isn't:
+
+    grant_to       while num_computed is below, it is granted a token without further questions
+    steady_epoch   in this epoch `positions` are those of all its pages, and its next token's
+    quiet_to       a token that is computed at a position below ends nothing and fills no page
     """
 
     request: Request
@@ -53,15 +63,21 @@ class Sequence:
     num_cached: int = 0
     ever_admitted: bool = False
     reported: bool = False
+    usage: Usage = field(default_factory=Usage)
+    num_settled: int = 0
     finished: bool = False
     waits: tuple[Wait, ...] = ()
     journey: Journey | None = None
     waiting_s: float = field(init=False)
     positions: tuple[int, ...] = ()
     positions_epoch: int = -1
+    grant_to: int = 0
+    steady_epoch: int = -1
+    quiet_to: int = 0
     num_prompt: int = field(init=False)
     max_length: int = field(init=False)
     adapter_key: str | None = field(init=False)
+    stops: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -70,6 +86,7 @@ class Sequence:
         self.max_length = self.num_prompt + request.max_tokens
         # Kept, since a step asks for it of every row and a reference makes a string of it.
         self.adapter_key = None if request.adapter is None else request.adapter.key
+        self.stops = request.stop_token_ids
 
     @property
     def id(self) -> str:
@@ -91,6 +108,15 @@ class Sequence:
     def is_done_launching(self) -> bool:
         """Its last token is on the device: nothing more to launch, only to commit."""
         return self.length >= self.max_length
+
+    def decodes_on(self, page_tokens: int) -> None:
+        """Its next token is its last known one: how long may it go on without further questions?"""
+        self.grant_to = min(self.max_length - 1, len(self.pages) * page_tokens)
+
+    def halts(self) -> None:
+        """Ask again."""
+        self.grant_to = self.quiet_to = 0
+        self.positions_epoch = self.steady_epoch = -1
 
     def report_cached(self) -> int:
         """`num_cached` for its first output, 0 for any later one."""

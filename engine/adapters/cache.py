@@ -36,6 +36,7 @@ from engine.prefix import PrefixTree
 from engine.reclaim import Reclaim
 from engine.timeline import Journey
 from engine.types import AdapterRef, Tenant
+from engine.usage import UsageBook
 
 __all__ = ["AdapterCache", "Lease", "Tier", "UploadOrder"]
 
@@ -61,6 +62,7 @@ class AdapterCache:
         self._itemsize = itemsize
         self._accounts = accounts
         self._on_host, self._on_device = Quotas(), Quotas()
+        self.usage = UsageBook(self._on_host.byte_seconds, self._on_device.byte_seconds)
         slack = accounts.config.locality_slack_tokens
         self._life = life = Lifecycle(arena, itemsize)
         self._residents = Residents(arena, idle, self._on_device, life.on_evicted)
@@ -201,6 +203,7 @@ class AdapterCache:
         self._failures.succeeded(version.key)
         if self._loading.is_charged(version.key):
             self._accounts.loaded(version.ref.tenant, version.num_bytes)
+        self.usage.of(version.ref.tenant).loaded_bytes += version.num_bytes
         version.load_s = done.seconds
         version.layout = done.layout
         version.is_ordered = version.is_ordered and version.goal is Tier.DEVICE
@@ -215,6 +218,7 @@ class AdapterCache:
 
     def advance(self, now: float, plan_id: int) -> None:
         """Decides what can go on. plan_id: the last launched plan."""
+        self.pass_time(now)
         for ref in self._retired.leaving(self._life.versions, now):
             self._life.drop(ref, plan_id)
         self._pins.advance(now)
@@ -224,6 +228,11 @@ class AdapterCache:
         for load in loads:
             self._life.report.touch(load.ref.key)
         self._loads += loads
+
+    def pass_time(self, now: float) -> None:
+        """For how long tenants' adapters have been where they are is counted up to `now`."""
+        self._on_host.byte_seconds.pass_time(now)
+        self._on_device.byte_seconds.pass_time(now)
 
     # Instructions
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.usage import ByteSeconds
+
 
 class Quotas:
     """Of one tier. Tenants without a limit are counted, too: they may get one."""
 
     def __init__(self) -> None:
+        self.byte_seconds = ByteSeconds()
         self._limits: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self.over: set[str] = set()
@@ -37,6 +40,7 @@ class Quotas:
             self._held[tenant] = held
         else:
             self._held.pop(tenant, None)
+        self.byte_seconds.add(tenant, num_bytes)
         self._mark(tenant)
 
     def excess(self, tenant: str, num_bytes: int) -> int:

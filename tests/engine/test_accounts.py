@@ -224,7 +224,7 @@ def test_under_vtc_only_what_is_served_counts() -> None:
     books.admit("r", 100, 50)
     assert state(books, A) == (0, 100)
     books.computed("r", 100)
-    books.produced_by_each(["r", "r"])
+    books.produced("r", 2)
     assert state(books, A) == (104, 0)
 
 
@@ -238,18 +238,18 @@ def test_under_fcfs_the_oldest_request_goes_first_and_everybody_stands_alike() -
     assert {books.standing(tenant) for tenant in "abc"} == {0.0}
 
 
-def test_a_whole_step_is_settled_as_one_by_one() -> None:
-    one, whole = accounts(default_output=2), accounts(default_output=2)
-    for books in (one, whole):
+def test_tokens_settled_together_are_settled_as_one_by_one() -> None:
+    one, many = accounts(default_output=2), accounts(default_output=2)
+    for books in (one, many):
         for name, tenant in (("a1", A), ("a2", A), ("b", B)):
             books.arrive(name, tenant)
             books.admit(name, 3, 10)
-    for _ in range(4):
-        whole.produced_by_each(["a1", "a2", "b"])
-        for name in ("a1", "a2", "b"):
+    for name in ("a1", "a2", "b"):
+        many.produced(name, 4)
+        for _ in range(4):
             one.produced(name)
-        assert [state(whole, t) for t in (A, B)] == [state(one, t) for t in (A, B)]
-        assert whole.order() == one.order()
+        assert [state(many, t) for t in (A, B)] == [state(one, t) for t in (A, B)]
+    assert many.order() == one.order()
 
 
 def test_looking_for_candidates_is_bounded() -> None:
@@ -258,7 +258,12 @@ def test_looking_for_candidates_is_bounded() -> None:
     for name in names:
         books.arrive(name, Tenant(name))
     asked: list[str] = []
-    turns = books.turns(set(names), lambda t: 0.0, lambda t: bool(asked.append(t)), MAX_LOOKS)
+    turns = books.turns(
+        set(names),
+        age=lambda t: 0.0,
+        is_candidate=lambda t: bool(asked.append(t)),
+        max_looks=MAX_LOOKS,
+    )
     assert turns.next() is None and len(asked) == MAX_LOOKS + 1
 
 

@@ -255,7 +255,7 @@ def test_counters_come_once_a_second_and_residency_when_it_changes() -> None:
     assert len(world.stats) == 4
     last = world.engine.scheduler.stats(0.0)
     assert (last.prompt_tokens, last.output_tokens, last.num_loads) == (6, 35, 1)
-    assert last.served == (("t", 41.0),)
+    assert [(u.tenant, u.prompt_tokens, u.output_tokens) for u in last.usage] == [("t", 6, 35)]
     assert last.step_p50_s == last.step_p99_s == pytest.approx(0.1)
     key = adapter("a").key
     assert (world.residency.loading, world.residency.host, world.residency.device) == (
