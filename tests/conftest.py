@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import fault_proxy, interpreter, s3_server
 from tests.support.fault_proxy import FaultProxy
@@ -27,6 +28,11 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 # Several processes of a test share the cores: one that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 interpreter.choose()
+# The same examples in every run; a busy machine is no failure.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 # The S3 server of our own, and nobody's credentials but its own.
 os.environ.update(s3_server.ENVIRONMENT)
 
