@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from deployments.canary_lines import canary_lines
 from deployments.terminal import (
     USAGE,
     After,
@@ -37,6 +38,10 @@ Expect = Annotated[
     str | None, typer.Option(help="Only if the alias stands for this digest until now.")
 ]
 Weight = Annotated[float | None, typer.Option(help="With --as canary: its share, 0 to 1.")]
+Gate = Annotated[
+    bool | None,
+    typer.Option("--gate/--no-gate", help="With --as canary: whether it ends by itself if worse."),
+]
 
 
 @adapters_app.command("publish")
@@ -57,6 +62,7 @@ def publish(
     ] = None,
     alias: As = "production",
     weight: Weight = None,
+    gate: Gate = None,
     promote: Annotated[
         bool, typer.Option("--promote/--no-promote", help="Give it that name, or none.")
     ] = True,
@@ -77,7 +83,7 @@ def publish(
     if promote or alias != "production":
         fields["as"] = alias
     asked = [{"prompt": text} for text in probe or ()] + _read_probes(probes)
-    optional = {"weight": weight, "base": base, "probes": asked or None}
+    optional = {"weight": weight, "gate": gate, "base": base, "probes": asked or None}
     fields |= {key: value for key, value in optional.items() if value is not None}
     with client(context) as service:
         if upload is not None:
@@ -132,6 +138,8 @@ def show_adapter(context: typer.Context, adapter: Adapter, as_json: Json = False
     show(found, as_json, f"{found['model']}: {found['status']}. {_places(found)}".rstrip())
     if not as_json:
         Console(markup=False).print(table(columns, rows))
+        for told in canary_lines(found):
+            typer.echo(told)
         warn([w for v in found["versions"] for w in v["warnings"]])
         warn([p["why"] for p in found["replicas"] if p["why"]])
 
@@ -143,12 +151,13 @@ def promote_version(
     version: Version,
     alias: As = "production",
     weight: Weight = None,
+    gate: Gate = None,
     expect: Expect = None,
     as_json: Json = False,
 ) -> None:
     """Make an alias of TENANT/NAME stand for VERSION, on every ingress within two seconds."""
     tenant, name = split_adapter(adapter)
-    optional = {"weight": weight, "expect": expect}
+    optional = {"weight": weight, "gate": gate, "expect": expect}
     fields = {key: value for key, value in optional.items() if value is not None}
     with client(context) as service:
         answer = service.promote(tenant, name, version=version, **{"as": alias}, **fields)

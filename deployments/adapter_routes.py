@@ -16,12 +16,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.adapter_views import adapter_view, resident_view
-from deployments.adapters import Adapters, Placing, unused
+from deployments.adapters import Adapters, unused
 from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import read_json
 from deployments.generation import Model
 from deployments.orders import Order, Source
+from deployments.placing import Placing
 from deployments.probes import answered
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import is_digest
@@ -30,6 +31,7 @@ from deployments.registry.version_record import VersionRecord
 from deployments.rest_bodies import PromoteBody, PublishBody, RollbackBody, page, page_limit, parse
 from deployments.serving import Serving
 from deployments.tenants import Tenants
+from deployments.trial_counts import Trial
 from deployments.upload_forms import UploadForms
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import InvalidRequest, NotFound, Unavailable
@@ -49,6 +51,12 @@ class Control(Protocol):
     async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord: ...
 
     async def sweep(self, dry_run: bool) -> Mapping[str, Any]: ...
+
+    async def observe(self, report: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+    async def trial(self, model: str) -> Mapping[str, Any] | None:
+        """What the gate has seen of the canary of `model` (`tenant/name`)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ class AdapterRoutes:
     async def show(self, request: Request, tenant: str, name: str) -> Response:
         self._scope(await self._caller(request), tenant, name)
         record = await asyncio.to_thread(self.adapters.get, tenant, name)
-        return JSONResponse(resident_view(record, await self._statuses()))
+        view = resident_view(record, await self._statuses())
+        return JSONResponse({**view, "trial": await self._trial(record)})
 
     async def download(
         self, request: Request, tenant: str, name: str, version: str, file: str
@@ -165,7 +174,9 @@ class AdapterRoutes:
         body = parse(RollbackBody, await read_json(request, self.max_body_bytes))
         return await self._change(
             f"{caller.hint} rolled {tenant}/{name}@{body.alias} back",
-            lambda: self.adapters.roll_back(tenant, name, body.alias, expect=body.expect),
+            lambda: self.adapters.roll_back(
+                tenant, name, body.alias, expect=body.expect, why=f"rolled back by {caller.hint}"
+            ),
         )
 
     async def remove_alias(self, request: Request, tenant: str, name: str, alias: str) -> Response:
@@ -249,6 +260,16 @@ class AdapterRoutes:
         if body.tenant is None:
             raise InvalidRequest("tenant: an admin says whose adapter it is.", param="tenant")
         return body.tenant
+
+    async def _trial(self, record: AdapterRecord) -> Mapping[str, Any] | None:
+        """What the gate says of the canary that runs, once it has seen some of it."""
+        if Trial.of(record) is None:
+            return None
+        try:
+            known = await self.control.trial(record.model)
+        except Unavailable:
+            return None
+        return known
 
     async def _statuses(self) -> Sequence[Mapping[str, Any]]:
         try:

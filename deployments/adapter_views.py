@@ -16,7 +16,8 @@ TIERS = ("device", "host", "loading")
 
 
 def adapter_view(record: AdapterRecord) -> dict[str, Any]:
-    """What the registry says. condemned: how many older versions wait to be removed."""
+    """What the registry says. ended: the newest first; condemned: how many older versions wait to
+    be removed."""
     return {
         "object": "adapter",
         "tenant": record.tenant,
@@ -30,6 +31,8 @@ def adapter_view(record: AdapterRecord) -> dict[str, Any]:
                 "canary": alias.canary,
                 "weight": alias.weight,
                 "history": list(alias.history),
+                "gate": alias.gate,
+                "ended": [asdict(e) for e in reversed(alias.ended)],
             }
             for name, alias in sorted(record.aliases.items())
         },

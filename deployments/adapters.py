@@ -7,10 +7,10 @@ retires by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
-from deployments.registry.alias import CANARY, PRODUCTION, check_alias
+from deployments.registry.alias import CANARY, PRODUCTION
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
@@ -24,41 +24,10 @@ from engine.adapters.store import (
     ObjectStore,
     object_prefix,
 )
-from engine.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from engine.errors import Conflict, NotFound, PermissionDenied
 from engine.types import AdapterRef
 
 MAX_ATTEMPTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """Which name a version is given. alias None: none; weight: of a canary alone, its share;
-    None: that of the canary before it, 0 where there was none."""
-
-    alias: str | None = PRODUCTION
-    weight: float | None = None
-
-    def checked(self) -> Placing:
-        """Itself. Raises InvalidRequest for what no adapter can do, before any of it is begun."""
-        if self.alias not in (None, CANARY):
-            check_alias(str(self.alias))
-        if self.weight is not None and self.alias != CANARY:
-            raise InvalidRequest("Only a canary has a weight: --as canary.", param="weight")
-        return self
-
-    def of(self, record: AdapterRecord, digest: str) -> AdapterRecord:
-        """Raises InvalidRequest, NotFound, Conflict."""
-        self.checked()
-        if self.alias == CANARY:
-            if PRODUCTION not in record.aliases:
-                raise Conflict(
-                    f"{record.model} has no production version that a canary could stand beside."
-                    " Publish it without --as canary first.",
-                    code="no_production",
-                    param="as",
-                )
-            return record.with_canary(digest, self.weight)
-        return record if self.alias is None else record.promoted(digest, self.alias)
 
 
 class Adapters:
@@ -145,15 +114,22 @@ class Adapters:
         return self._changed(tenant, name, promoted)
 
     def roll_back(
-        self, tenant: str, name: str, alias: str = PRODUCTION, *, expect: str | None = None
+        self,
+        tenant: str,
+        name: str,
+        alias: str = PRODUCTION,
+        *,
+        expect: str | None = None,
+        why: str = "",
     ) -> AdapterRecord:
-        """`alias` stands for what it stood for before; a canary ends. Raises as `promote`."""
+        """`alias` stands for what it stood for before; a canary ends, and the record says why.
+        Raises as `promote`."""
 
         def rolled_back(record: AdapterRecord | None) -> AdapterRecord:
             if record is None:
                 raise _unknown(tenant, name)
             _check_expected(record, alias, expect)
-            back = record.rolled_back(alias)
+            back = record.rolled_back(alias, at_s=self._clock(), why=why)
             if alias != CANARY:
                 self._check_whole(back.find(back.aliases[alias].digest))
             return back

@@ -79,10 +79,14 @@ class ControlHost:
     async def stage(self, order: dict[str, Any]) -> dict[str, Any]:
         return await self._control.stage(order)
 
-    async def register(
-        self, version: dict[str, Any], alias: str | None, weight: float | None
-    ) -> dict[str, Any]:
-        return await self._control.register(version, alias, weight)
+    async def register(self, version: dict[str, Any], placing: dict[str, Any]) -> dict[str, Any]:
+        return await self._control.register(version, placing)
+
+    async def observe(self, report: dict[str, Any]) -> dict[str, Any]:
+        return await self._control.observe(report)
+
+    async def trial(self, model: str) -> dict[str, Any]:
+        return await self._control.trial(model)
 
     async def sweep(self, dry_run: bool) -> dict[str, Any]:
         return await self._control.sweep(dry_run)

@@ -8,7 +8,6 @@ machines names its values.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from deployments.config_sections import (
     Section,
     check_store,
 )
+from deployments.gate import GateSection
+from deployments.model_folder import number_of, weight_bytes
 from deployments.pin_budget import PinsSection
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
@@ -84,6 +85,7 @@ class AppConfig(Section):
     publish: PublishSection = PublishSection()
     pins: PinsSection = PinsSection()
     telemetry: TelemetrySection = TelemetrySection()
+    gate: GateSection = GateSection()
 
     @model_validator(mode="after")
     def _openable(self) -> Self:
@@ -106,7 +108,7 @@ class AppConfig(Section):
     def max_model_len(self) -> int:
         """Tokens of prompt and output together. Raises ConfigError above what the model knows."""
         wanted = self.replica.max_model_len
-        known = _of_model(self.base.path, "max_position_embeddings")
+        known = number_of(self.base.path, "max_position_embeddings")
         if wanted == "auto":
             return min(_DEFAULT_CONTEXT, known or _DEFAULT_CONTEXT)
         if known is not None and wanted > known:
@@ -136,7 +138,7 @@ class AppConfig(Section):
                 threads=threads,
                 max_model_len=self.max_model_len(),
                 fake_step_s=replica.fake_step_s,
-                vocab_size=_of_model(self.base.path, "vocab_size"),
+                vocab_size=number_of(self.base.path, "vocab_size"),
             ),
             memory=MemoryConfig(
                 arena_bytes=arena_bytes,
@@ -301,19 +303,3 @@ def _absolute(config: AppConfig, home: Path) -> AppConfig:
 def _first_problems(error: ValidationError) -> str:
     problems = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()[:5]]
     return "; ".join(problems) + "."
-
-
-def _of_model(path: Path, name: str) -> int | None:
-    """A number of the model's config.json. None where that can't be read; whoever loads the model
-    complains."""
-    try:
-        value = json.loads((path / "config.json").read_text()).get(name)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, int) else None
-
-
-def weight_bytes(path: Path, dtype: Dtype) -> int:
-    """Of the weights once loaded, taking the files to be of two bytes an element."""
-    stored = sum(f.stat().st_size for f in path.glob("*.safetensors"))
-    return stored * (2 if dtype == "float32" else 1)

@@ -1,8 +1,8 @@
 """The control deployment: what needs torch or must be done once for the service.
 
-It checks, stores and registers adapters, and sweeps the object store. One replica, on the CPU. Its
-work blocks on disk and processor, so it runs in threads of its own and the replica's event loop
-stays free. Answers are plain: a value, or {"error": ...}.
+It checks, stores and registers adapters, sweeps the object store, and keeps the canary gate. One
+replica, on the CPU. Its work blocks on disk and processor, so it runs in threads of its own and the
+replica's event loop stays free. Answers are plain: a value, or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deployments.adapters import Adapters, Placing
+from deployments.adapters import Adapters
 from deployments.added_tokens import BaseTokens
 from deployments.claims import Claims
 from deployments.config import AppConfig
+from deployments.gatekeeper import Gatekeeper
 from deployments.import_folder import ImportFolder
 from deployments.judge import Judge, PublishPolicy, ServedBase
 from deployments.orders import Order, Source
+from deployments.placing import Placing
 from deployments.publisher import Publisher
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
@@ -71,10 +73,12 @@ class Control:
         self._sweep = Sweep(
             self._registry, store, adapters, claims, grace_s=config.grace_s, clock=clock
         )
+        self._gatekeeper = Gatekeeper(config.gate, adapters, clock)
         self._sweep_period_s = config.publish.sweep_period_s
         self._threads = ThreadPoolExecutor(MAX_PUBLISHES, thread_name_prefix="control")
         # On its own, so that a long sweep takes no publisher's place.
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+        self._gate = ThreadPoolExecutor(1, thread_name_prefix="gate")
 
     async def stage(self, order: Mapping[str, Any]) -> Answer:
         """order: the fields of `Order`. See `Publisher.stage`. Answers the version's record."""
@@ -85,14 +89,13 @@ class Control:
 
         return await self._answer(self._threads, work)
 
-    async def register(
-        self, version: Mapping[str, Any], alias: str | None, weight: float | None
-    ) -> Answer:
-        """See `Publisher.register`. Answers the adapter's record."""
+    async def register(self, version: Mapping[str, Any], placing: Mapping[str, Any]) -> Answer:
+        """placing: the fields of `Placing`. See `Publisher.register`. Answers the adapter's
+        record."""
 
         def work() -> Answer:
             record = VersionRecord.from_value(version)
-            return self._publisher.register(record, Placing(alias, weight)).to_value()
+            return self._publisher.register(record, Placing(**placing)).to_value()
 
         return await self._answer(self._threads, work)
 
@@ -109,6 +112,14 @@ class Control:
             self._sweeper, lambda: dataclasses.asdict(self._sweep.run(dry_run))
         )
 
+    async def observe(self, report: Mapping[str, Any]) -> Answer:
+        """See `Gatekeeper.observe`."""
+        return await self._answer(self._gate, lambda: self._gatekeeper.observe(report))
+
+    async def trial(self, model: str) -> Answer:
+        """See `Gatekeeper.trial`."""
+        return await self._answer(self._gate, lambda: self._gatekeeper.trial(model))
+
     async def run(self) -> None:
         """Sweep for ever."""
         while True:
@@ -120,6 +131,7 @@ class Control:
     def close(self) -> None:
         self._threads.shutdown()
         self._sweeper.shutdown()
+        self._gate.shutdown()
         self._registry.close()
 
     async def _answer(self, threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:

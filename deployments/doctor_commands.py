@@ -23,12 +23,12 @@ from deployments.config import (
     ConfigError,
     load,
     set_in_environment,
-    weight_bytes,
 )
 from deployments.doctor import Finding, Level, failure, ok, worst
 from deployments.doctor_backend_probes import look_at_registry, look_at_store
 from deployments.doctor_backends import check_registry, check_store
 from deployments.doctor_model import ModelFacts, check_model, look_at_model
+from deployments.model_folder import weight_bytes
 from deployments.ray_settings import RAY_SETTINGS
 from deployments.terminal import REFUSED, Json, show
 from engine.model.spec import BackboneSpec

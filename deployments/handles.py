@@ -22,9 +22,9 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from deployments.adapters import Placing
 from deployments.answers import Event, error_of
 from deployments.orders import Order
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
 from deployments.tier_orders import prefetch_order
@@ -149,11 +149,18 @@ class RayControl:
         return VersionRecord.from_value(await self._call("stage", asdict(order)))
 
     async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord:
-        answer = await self._call("register", version.to_value(), placing.alias, placing.weight)
+        answer = await self._call("register", version.to_value(), asdict(placing))
         return AdapterRecord.from_value(answer)
 
     async def sweep(self, dry_run: bool) -> dict[str, Any]:
         return await self._call("sweep", dry_run)
+
+    async def observe(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._call("observe", report)
+
+    async def trial(self, model: str) -> Mapping[str, Any] | None:
+        known: Mapping[str, Any] | None = (await self._call("trial", model))["trial"]
+        return known
 
     async def _call(self, method: str, *args: Any) -> dict[str, Any]:
         try:

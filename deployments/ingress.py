@@ -33,6 +33,7 @@ from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
 from deployments.tenants import Tenants
 from deployments.tokenising import Tokeniser
+from deployments.trials import Trials
 from deployments.upload_forms import UploadForms
 from deployments.warmth_routes import WarmthRoutes
 from engine.adapters.store import ObjectStore
@@ -87,7 +88,7 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await catalog.refresh()
-        works = [catalog.run(), warmth.keeper.run()]
+        works = [catalog.run(), warmth.keeper.run(), serving.trials.run(parts.control)]
         if parts.config.replica.max_replicas > 1:
             works.append(ServiceExchange(parts.model).run())
         tasks = [asyncio.create_task(work) for work in works]
@@ -167,6 +168,7 @@ def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
         ),
         replicas=parts.model,
         admission=Admission(parts.sources.monotonic),
+        trials=Trials(config.gate, catalog, parts.sources.monotonic, parts.sources.word()),
         base=BaseModelFacts(
             config.base.name, parts.base_revision, int((folder / "config.json").stat().st_mtime)
         ),

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from deployments.adapters import Adapters, Placing
+from deployments.adapters import Adapters
 from deployments.claims import Claims
 from deployments.judge import Candidate, Judge
 from deployments.orders import Order
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord, check_name, tenant_key
 from deployments.registry.registry import Registry

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 
-from deployments.adapters import Placing
+from deployments.placing import Placing
 from deployments.probes import MAX_ANSWER_TOKENS, check_probes
 from deployments.registry.alias import PRODUCTION
 from deployments.registry.records import SWITCHES
@@ -43,19 +43,20 @@ class PublishBody(Body):
     base: str | None = None
     alias: str | None = Field(default=None, alias="as")
     weight: Weight | None = None
+    gate: bool | None = None
     promote: bool = True
     probes: list[ProbeBody] = []
 
     def placing(self) -> Placing:
         """Raises InvalidRequest for a name that can't be, or both a name and none."""
         if not self.promote:
-            if self.alias is not None or self.weight is not None:
+            if (self.alias, self.weight, self.gate) != (None, None, None):
                 raise InvalidRequest(
-                    "`as` and `weight` give the version a name; promote false gives it none.",
+                    "`as`, `weight` and `gate` are of a name; promote false gives it none.",
                     param="promote",
                 )
             return Placing(None)
-        return Placing(self.alias or PRODUCTION, self.weight).checked()
+        return Placing(self.alias or PRODUCTION, self.weight, self.gate).checked()
 
     def asked(self) -> tuple[Probe, ...]:
         """Raises InvalidRequest."""
@@ -68,10 +69,11 @@ class PromoteBody(Body):
     version: str = Field(min_length=1, max_length=64)
     alias: str | None = Field(default=None, alias="as")
     weight: Weight | None = None
+    gate: bool | None = None
     expect: Annotated[str, Field(min_length=8, max_length=64)] | None = None
 
     def placing(self) -> Placing:
-        return Placing(self.alias or PRODUCTION, self.weight).checked()
+        return Placing(self.alias or PRODUCTION, self.weight, self.gate).checked()
 
 
 class RollbackBody(Body):

@@ -17,6 +17,7 @@ from deployments.hints import Hints
 from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.tokenising import Tokeniser
+from deployments.trials import Trials, Watch
 from engine.errors import InvalidRequest, Unavailable
 from engine.types import AdapterRef, Tenant
 from router.admission import Admission, Ticket
@@ -45,15 +46,20 @@ class Sources:
 class Job:
     """A request let in: its answer, and the events that make it. Use as a context manager, once."""
 
-    def __init__(self, generation: Generation, answer: Answer, ticket: Ticket) -> None:
+    def __init__(
+        self, generation: Generation, answer: Answer, ticket: Ticket, watch: Watch | None
+    ) -> None:
+        """watch: of a canary's trial, None: of none."""
         self.answer = answer
         self.ref = generation.ref
         self._generation = generation
         self._ticket = ticket
+        self._watch = watch
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
         """Close it in the end: that is what stops the replica."""
-        return self._count(self._generation.events())
+        counted = self._count(self._generation.events())
+        return counted if self._watch is None else self._watch.over(counted)
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer. Raises LoraplexErrors."""
@@ -89,6 +95,7 @@ class Serving:
     tokeniser: Tokeniser
     replicas: Model
     admission: Admission
+    trials: Trials
     base: BaseModelFacts
     limits: ModelLimits
     sources: Sources
@@ -133,8 +140,9 @@ class Serving:
         with self.place(), self.admission.admit(tenant, num) as ticket:
             if ref is not None and self._hints.see(ref.key):
                 self.replicas.hint(ref, tenant)
+            watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
             generation = await self._generation(request_id, body, tenant, ref, self.timeout_s)
-            yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket)
+            yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket, watch)
 
     async def answer_as(
         self,

@@ -7,11 +7,12 @@ tombstones likewise, and of what went before those only digests wait for the swe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.registry.alias import (
     CANARY,
+    MAX_ENDED,
     MAX_HISTORY,
     PRODUCTION,
     Alias,
@@ -142,17 +143,17 @@ class AdapterRecord:
                 )
             return self._with_alias(alias, Alias(digest))
         if before.canary == digest:
-            before = replace(before, canary=None, weight=0.0)
+            before = before.without_canary()
         if before.digest != digest:
             history = (*(d for d in before.history if d != digest), before.digest)
             before = replace(before, digest=digest, history=history[-MAX_HISTORY:])
         return self._with_alias(alias, before)
 
     def with_canary(
-        self, digest: str, weight: float | None, alias: str = PRODUCTION
+        self, digest: str, weight: float | None, gate: bool | None = None, alias: str = PRODUCTION
     ) -> AdapterRecord:
-        """`digest` gets the share `weight` of `alias`, None: that of the canary before it, if any.
-        Raises InvalidRequest, Conflict."""
+        """`digest` gets the share `weight` of `alias`, None: that of the canary before it, if any;
+        gate: see `Alias.with_canary`. Raises InvalidRequest, Conflict."""
         before = self._alias(alias)
         share = before.weight if weight is None else weight
         if not 0.0 <= share <= 1.0:
@@ -160,10 +161,12 @@ class AdapterRecord:
         if before.digest == digest:
             already = f"{self.model}@{alias} stands for {digest[:12]} already"
             raise Conflict(f"{already}: its canary must be another version.", param="version")
-        return self._with_alias(alias, replace(before, canary=digest, weight=share))
+        return self._with_alias(alias, before.with_canary(digest, share, gate))
 
-    def rolled_back(self, alias: str = PRODUCTION) -> AdapterRecord:
-        """`alias` stands for what it stood for before; of `canary`, the canary ends.
+    def rolled_back(
+        self, alias: str = PRODUCTION, *, at_s: float = 0.0, why: str = ""
+    ) -> AdapterRecord:
+        """`alias` stands for what it stood for before; of `canary`, the canary ends: `why`.
 
         Raises NotFound, and Conflict where nothing is left to go back to.
         """
@@ -171,7 +174,7 @@ class AdapterRecord:
             production = self._alias(PRODUCTION)
             if production.canary is None:
                 raise Conflict(f"{self.model} has no canary.", code="nothing_before", param="as")
-            return self._with_alias(PRODUCTION, replace(production, canary=None, weight=0.0))
+            return self._with_alias(PRODUCTION, production.without_canary(at_s, why))
         before = self._alias(alias)
         history = self._live_history(before)
         if not history:
@@ -182,7 +185,7 @@ class AdapterRecord:
             )
         back = history[-1]
         if before.canary == back:
-            before = replace(before, canary=None, weight=0.0)
+            before = before.without_canary()
         return self._with_alias(alias, replace(before, digest=back, history=history[:-1]))
 
     def without_alias(self, alias: str) -> AdapterRecord:
@@ -199,7 +202,7 @@ class AdapterRecord:
 
     def retired(self, at_s: float, by: str) -> AdapterRecord:
         """No name stands for anything and every version is a tombstone."""
-        versions = tuple(_buried(v, at_s, by) for v in self.versions)
+        versions = tuple(v.buried(at_s, by) for v in self.versions)
         return replace(self, versions=versions, aliases={})
 
     def retired_version(self, digest: str, at_s: float, by: str) -> AdapterRecord:
@@ -216,12 +219,9 @@ class AdapterRecord:
                 param="version",
             )
         aliases = {
-            n: replace(a, canary=None, weight=0.0) if a.canary == digest else a
-            for n, a in self.aliases.items()
+            n: a.without_canary() if a.canary == digest else a for n, a in self.aliases.items()
         }
-        versions = tuple(
-            _buried(v, at_s, by) if v.ref.digest == digest else v for v in self.versions
-        )
+        versions = tuple(v.buried(at_s, by) if v.ref.digest == digest else v for v in self.versions)
         return replace(self, versions=versions, aliases=aliases)
 
     def collected(self, keep: int, at_s: float) -> AdapterRecord:
@@ -233,12 +233,10 @@ class AdapterRecord:
         named = self.named()
         spare = [v.ref.digest for v in self.versions if v.live and v.ref.digest not in named]
         old = set(spare[: max(0, len(spare) - keep)])
-        versions = [
-            _buried(v, at_s, COLLECTED) if v.ref.digest in old else v for v in self.versions
-        ]
-        dead = sorted((v for v in versions if not v.live), key=_buried_s)
+        versions = [v.buried(at_s, COLLECTED) if v.ref.digest in old else v for v in self.versions]
+        dead = sorted((v for v in versions if not v.live), key=lambda v: v.buried_s)
         gone = dead[: max(0, len(dead) - keep)]
-        condemned = (*self.condemned, *(Condemned(v.ref.digest, _buried_s(v)) for v in gone))
+        condemned = (*self.condemned, *(Condemned(v.ref.digest, v.buried_s) for v in gone))
         if len(condemned) > MAX_CONDEMNED:
             raise Conflict(
                 f"{len(condemned)} old versions of {self.model} wait to be removed. Run `loraplex"
@@ -272,7 +270,7 @@ class AdapterRecord:
             assert check_alias(name) == name
             assert alias.digest in live, (name, alias)
             assert alias.canary is None or alias.canary in live - {alias.digest}, (name, alias)
-            assert len(alias.history) <= MAX_HISTORY
+            assert len(alias.history) <= MAX_HISTORY and len(alias.ended) <= MAX_ENDED
 
     def _alias(self, name: str) -> Alias:
         alias = self.aliases.get(name)
@@ -290,12 +288,11 @@ class AdapterRecord:
 
     # On the wire ----------------------------------------------------------------------------------
     def to_value(self) -> dict[str, Any]:
-        aliases = {n: {**asdict(a), "history": list(a.history)} for n, a in self.aliases.items()}
         return {
             "v": ADAPTER_VERSION,
             "tenant": self.tenant,
             "name": self.name,
-            "aliases": aliases,
+            "aliases": {name: alias.to_value() for name, alias in self.aliases.items()},
             "versions": [version.to_value() for version in self.versions],
             "condemned": [[c.digest, c.retired_s] for c in self.condemned],
         }
@@ -310,11 +307,3 @@ class AdapterRecord:
             aliases={n: Alias.from_value(a) for n, a in known["aliases"].items()},
             condemned=tuple(Condemned(digest, at_s) for digest, at_s in known["condemned"]),
         )
-
-
-def _buried(version: VersionRecord, at_s: float, by: str) -> VersionRecord:
-    return replace(version, retired_s=at_s, retired_by=by) if version.live else version
-
-
-def _buried_s(version: VersionRecord) -> float:
-    return version.retired_s or 0.0

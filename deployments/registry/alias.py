@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.errors import InvalidRequest
@@ -16,7 +16,17 @@ PRODUCTION = "production"
 CANARY = "canary"
 """Names the canary of `production`; no alias of its own."""
 MAX_HISTORY = 20
+MAX_ENDED = 10
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedCanary:
+    """A canary that was rolled back. at_s: Unix seconds; why: by whom, or what the gate found."""
+
+    digest: str
+    at_s: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +35,46 @@ class Alias:
 
     canary, weight  the share, in [0, 1], of the alias's sessions that `canary` gets; None: none
     history         what it stood for before, newest last, for rolling back
+    gate            whether a canary that is worse is rolled back by itself
+    trial           number of the canary, so that the same version again is another trial
+    ended           canaries that were rolled back, newest last
     """
 
     digest: str
     canary: str | None = None
     weight: float = 0.0
     history: tuple[str, ...] = ()
+    gate: bool = True
+    trial: int = 0
+    ended: tuple[EndedCanary, ...] = ()
 
     def pick(self, at: Callable[[], float]) -> str:
         """The canary's share comes first, so that widening it moves nobody back."""
         return self.canary if self.canary is not None and at() < self.weight else self.digest
 
+    def with_canary(self, digest: str, weight: float, gate: bool | None) -> Alias:
+        """gate None: that of the canary before it, if one runs, else on."""
+        if gate is None:
+            gate = self.gate or self.canary is None
+        trial = self.trial + (self.canary != digest)
+        return replace(self, canary=digest, weight=weight, gate=gate, trial=trial)
+
+    def without_canary(self, at_s: float = 0.0, why: str = "") -> Alias:
+        """why: to be remembered; "": it ended as any canary does."""
+        ended = self.ended
+        if why and self.canary is not None:
+            ended = (*ended, EndedCanary(self.canary, at_s, why))[-MAX_ENDED:]
+        return replace(self, canary=None, weight=0.0, ended=ended)
+
+    def to_value(self) -> dict[str, Any]:
+        ended = [asdict(e) for e in self.ended]
+        return {**asdict(self), "history": list(self.history), "ended": ended}
+
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> Alias:
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        return cls(**{**known, "history": tuple(known.get("history", ()))})
+        ended = tuple(EndedCanary(**e) for e in known.get("ended", ()))
+        return cls(**{**known, "history": tuple(known.get("history", ())), "ended": ended})
 
 
 def position(tenant: str, name: str, selector: str | None, session: str) -> float:

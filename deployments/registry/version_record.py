@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.types import AdapterRef, adapter_from_wire, adapter_to_wire
@@ -53,6 +53,15 @@ class VersionRecord:
     @property
     def live(self) -> bool:
         return self.retired_s is None
+
+    @property
+    def buried_s(self) -> float:
+        """When it was retired; 0 of a live one."""
+        return self.retired_s or 0.0
+
+    def buried(self, at_s: float, by: str) -> VersionRecord:
+        """As a tombstone; one that is one already, as it is."""
+        return replace(self, retired_s=at_s, retired_by=by) if self.live else self
 
     def to_value(self) -> dict[str, Any]:
         return {

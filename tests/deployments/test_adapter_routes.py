@@ -103,6 +103,8 @@ async def test_a_canary_and_an_alias(admin, world, two):
         "canary": two[0],
         "weight": 0.3,
         "history": [two[0]],
+        "gate": True,
+        "ended": [],
     }
     await until(admin, world, "two@canary", two[0])
     sides = [await version_of(admin, world, "two", **{"x-session-id": f"s{n}"}) for n in range(100)]

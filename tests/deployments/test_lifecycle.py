@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
-from deployments.adapters import Placing
 from deployments.answers import error_of as raised
 from deployments.control import Control
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
 from engine.adapters.store import CONFIG, TENSORS
@@ -30,8 +30,14 @@ class DirectControl:
         return VersionRecord.from_value(_good(await self._control.stage(asdict(order))))
 
     async def register(self, version, placing: Placing):
-        answer = await self._control.register(version.to_value(), placing.alias, placing.weight)
+        answer = await self._control.register(version.to_value(), asdict(placing))
         return AdapterRecord.from_value(_good(answer))
+
+    async def observe(self, report):
+        return _good(await self._control.observe(report))
+
+    async def trial(self, model):
+        return _good(await self._control.trial(model))["trial"]
 
     async def sweep(self, dry_run):
         return _good(await self._control.sweep(dry_run))

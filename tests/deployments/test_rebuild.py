@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.adapters import Placing
+from deployments.placing import Placing
 from deployments.rebuild import rebuild
 from deployments.registry.records import TenantRecord
 from deployments.registry.sqlite import SqliteRegistry

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -77,6 +78,7 @@ def url(ray_local, home, admin_key):
         },
         "ingress": {"num_replicas": 2},
         "router": {"stats_period_s": 0.25},
+        "gate": {"min_requests": 20},
     }
     serve.run(build(values), name="service", route_prefix="/")
     yield ray_local.url
@@ -297,6 +299,30 @@ def test_promote_and_roll_back_reach_every_ingress_within_two_seconds(http, lora
         assert {answering() for _ in range(40)} == {wanted}
     report = loraplex("store", "sweep")
     assert report["removed"] == [] and report["unreadable"] == []
+
+
+def test_a_canary_that_cannot_be_loaded_is_rolled_back(http, loraplex, home):
+    """Its object has gone from the store. Two ingresses count, control decides."""
+    torch.manual_seed(8)  # bytes of no other name, which may be loaded
+    spec = BackboneSpec.load(home / "model")
+    for name in ("steady", "broken"):
+        write_adapter(home / "import" / name, lora_tensors(spec))
+    steady = loraplex("adapters", "publish", "t1/gated", "steady")["version"]
+    as_canary = ["--as", "canary", "--weight", "0.5"]
+    broken = loraplex("adapters", "publish", "t1/gated", "broken", *as_canary)["version"]
+    shutil.rmtree(home / "data/objects/adapters/t1" / broken)
+
+    def alias():
+        body = {"model": "t1/gated", "prompt": "hi", "max_tokens": 2}
+        for _ in range(20):
+            http.post("/v1/completions", json=body)
+        return loraplex("adapters", "show", "t1/gated")["aliases"]["production"]
+
+    wait_for(lambda: alias()["canary"] is None, within_s=60)
+    found = alias()
+    assert found["digest"] == steady and found["ended"][0]["digest"] == broken
+    assert "canary gate: " in found["ended"][0]["why"]
+    assert "object_missing" in found["ended"][0]["why"]
 
 
 def test_retiring_now_ends_what_runs(http, loraplex, home):

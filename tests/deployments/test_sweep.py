@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from deployments.adapters import Placing
 from deployments.orders import upload_prefix
+from deployments.placing import Placing
 from engine.adapters.folder_store import FolderStore
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, object_prefix
 from engine.errors import AdapterUnavailable, Unavailable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from deployments.adapters import Adapters
 from deployments.config import AppConfig, load
+from deployments.gatekeeper import Gatekeeper
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.registry.records import TenantRecord
@@ -200,7 +203,9 @@ class World:
         publish(registry, "t1", "bot")
         model = ScriptedModel()
         store = open_store(config.store_url, config.store_options)
-        control = MemoryControl(registry, store)
+        adapters = Adapters(registry, store, keep_versions=10, clock=lambda: 9.0)
+        gatekeeper = Gatekeeper(config.gate, adapters, time.monotonic)
+        control = MemoryControl(registry, store, gatekeeper)
         return cls(config, registry, tenants, model, control, store, keys)
 
     def parts(self, **changes: Any) -> Parts:

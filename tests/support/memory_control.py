@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.adapters import Adapters, Placing
+from deployments.adapters import Adapters
+from deployments.gatekeeper import Gatekeeper
 from deployments.orders import Order
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
@@ -26,6 +29,7 @@ class MemoryControl:
 
     registry: Registry
     store: ObjectStore
+    gatekeeper: Gatekeeper
     error: LoraplexError | None = None
     orders: list[Order] = field(default_factory=list)
 
@@ -40,6 +44,13 @@ class MemoryControl:
     async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord:
         adapters = Adapters(self.registry, self.store, keep_versions=10, clock=lambda: 8.0)
         return adapters.add(version, placing, TenantRecord(version.ref.tenant))
+
+    async def observe(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        return self.gatekeeper.observe(report)
+
+    async def trial(self, model: str) -> Mapping[str, Any] | None:
+        known: Mapping[str, Any] | None = self.gatekeeper.trial(model)["trial"]
+        return known
 
     async def sweep(self, dry_run: bool) -> dict[str, Any]:
         if self.error is not None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
-from deployments.adapters import Adapters, Placing
+from deployments.adapters import Adapters
 from deployments.claims import Claims
 from deployments.import_folder import ImportFolder
 from deployments.judge import Judge, PublishPolicy, ServedBase
 from deployments.orders import Order, Source
+from deployments.placing import Placing
 from deployments.publisher import Publisher
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord

@@ -101,8 +101,8 @@ def test_a_canary_takes_its_share_first():
     assert record.resolve("production", lambda: 0.01).digest == digest(2)
     assert record.resolve("canary", never).digest == digest(2)
     over = record.promoted(digest(2))
-    assert over.aliases["production"] == Alias(digest(2), history=(digest(1),))
-    assert record.rolled_back("canary").aliases["production"] == Alias(digest(1))
+    assert over.aliases["production"] == Alias(digest(2), history=(digest(1),), trial=1)
+    assert record.rolled_back("canary").aliases["production"] == Alias(digest(1), trial=1)
     with pytest.raises(Conflict, match="stands for"):
         record.with_canary(digest(1), 0.5)
     for weight in (-0.1, 1.1, float("nan")):
@@ -240,9 +240,9 @@ def test_any_history_keeps_its_invariants(operations):
                     record = record.promoted(record.find(digest(number)).ref.digest, alias)
                 case "canary":
                     found = record.find(digest(number)).ref.digest
-                    record = record.with_canary(found, weight, alias)
+                    record = record.with_canary(found, weight, alias=alias)
                 case "back":
-                    record = record.rolled_back(alias)
+                    record = record.rolled_back(alias, at_s=float(at), why="x")
                 case "retire":
                     record = record.retired_version(digest(number), float(at), "x")
                 case "drop":

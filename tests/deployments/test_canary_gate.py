@@ -1,0 +1,212 @@
+"""The canary gate from request to rollback: two ingresses, their counts, the record's history."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from deployments.adapters import Adapters
+from deployments.canary_lines import canary_lines
+from deployments.gate import GateSection
+from deployments.gatekeeper import Gatekeeper
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.trials import failure
+from engine.errors import (
+    AdapterRejected,
+    AdapterUnavailable,
+    CoreLost,
+    InvalidRequest,
+    LoraplexError,
+    NotFound,
+    ReplicaLost,
+    RequestTimeout,
+    TooManyRequests,
+    Unavailable,
+)
+from tests.support.ingress import InProcess, World, bearer, echo
+from tests.support.memory_control import put_version
+
+GATE = {"min_requests": 20, "report_s": 0.02, "warm_up_s": 0.0}
+TWO = "/v1/adapters/t1/two"
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World.build(tmp_path, gate=GATE)
+
+
+@pytest.fixture
+def versions(world):
+    """t1/two has two versions, the first in production."""
+    record = AdapterRecord("t1", "two")
+    found = [put_version(world.store, "t1", "two", m) for m in (b"one", b"two")]
+    for version in found:
+        record = record.with_version(version)
+    record = record.promoted(found[0].ref.digest)
+    world.registry.put(record.key, record.to_value(), None)
+    return [v.ref.digest for v in found]
+
+
+@pytest.fixture
+async def clients(world, versions):
+    """Of two ingresses, as an admin."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(InProcess(world)) for _ in range(2)]
+
+
+def failing(digest, error):
+    """Replicas that answer `error` for one version."""
+
+    def script(call):
+        ref = call["requests"][0]["adapter"]
+        if ref is not None and ref["digest"] == digest:
+            yield error
+        else:
+            yield from echo(call)
+
+    return script
+
+
+async def admin(client, world, method, path, **body):
+    answer = await client.request(
+        method, path, headers=bearer(world.keys["admin"]), json=body or None
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def canary(client, world, digest, **fields):
+    await admin(
+        client, world, "POST", f"{TWO}/promote", version=digest, **{"as": "canary"}, **fields
+    )
+    await asyncio.sleep(0.6)  # two polls: every ingress knows
+
+
+async def ask(clients, model="t1/two", num=120):
+    """How many of so many requests, spread over the ingresses, were answered."""
+    answers = [
+        await clients[i % 2].post("/v1/completions", json={"model": model, "prompt": "x"})
+        for i in range(num)
+    ]
+    return sum(a.status_code == 200 for a in answers)
+
+
+async def shown(client, world, until):
+    async with asyncio.timeout(10):
+        while not until(found := await admin(client, world, "GET", TWO)):
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, clients):
+    first, second = versions
+    error = AdapterRejected("Its output is not finite.", code="adapter_quarantined")
+    world.model.script = failing(second, error)
+    await canary(clients[0], world, second, weight=0.5)
+    assert 20 <= await ask(clients) <= 100
+    found = await shown(clients[1], world, lambda f: f["aliases"]["production"]["ended"])
+    alias = found["aliases"]["production"]
+    assert (alias["digest"], alias["canary"], found["trial"]) == (first, None, None)
+    (ended,) = alias["ended"]
+    assert (ended["digest"], ended["at_s"]) == (second, 9.0)
+    assert ended["why"].startswith("canary gate: ")
+    assert "adapter_quarantined" in ended["why"] and "2.0% are allowed" in ended["why"]
+    assert any(ended["why"] in line for line in canary_lines(found))
+    await asyncio.sleep(0.6)
+    assert await ask(clients, num=20) == 20
+    # The same version again is another trial: what was counted of the first is no reason.
+    world.model.script = echo
+    await canary(clients[0], world, second, weight=0.5)
+    assert await ask(clients) == 120
+    found = await shown(clients[0], world, lambda f: (f["trial"] or {}).get("state") == "holding")
+    assert found["aliases"]["production"]["canary"] == second
+    assert len(found["aliases"]["production"]["ended"]) == 1
+
+
+async def test_the_verdict_is_seen_while_it_runs(world, versions, clients):
+    await canary(clients[0], world, versions[1], weight=0.5)
+    assert await ask(clients, num=10) == 10
+    found = await shown(clients[0], world, lambda f: f["trial"])
+    assert found["trial"]["state"] == "waiting" and "of at least 20" in found["trial"]["why"]
+    assert await ask(clients, num=110) == 110
+
+    def whole(f):
+        return f["trial"]["canary"]["requests"] + f["trial"]["production"]["requests"] == 120
+
+    trial = (await shown(clients[0], world, whole))["trial"]
+    assert trial["state"] == "holding" and trial["canary"]["failed"] == 0
+    assert 0 < trial["production"]["first_s"] < 5 and trial["production"]["quantile"] == 0.9
+    lines = canary_lines(await admin(clients[0], world, "GET", TWO))
+    assert "gate holding" in lines[0] and "first text p90" in lines[1]
+    # Control is another one, and ingresses tell it all that they have counted.
+    adapters = Adapters(world.registry, world.store, keep_versions=10, clock=lambda: 9.0)
+    world.control.gatekeeper = Gatekeeper(GateSection(**GATE), adapters, lambda: 0.0)
+    await shown(clients[0], world, lambda f: f["trial"] and whole(f))
+
+
+async def test_who_is_not_drawn_is_not_counted(world, versions, clients):
+    """A version or canary that is asked for by name, and a canary whose gate is off."""
+    first, second = versions
+    world.model.script = failing(second, AdapterRejected("No.", code="adapter_quarantined"))
+    await canary(clients[0], world, second, weight=0.0)
+    assert await ask(clients, "t1/two@canary", 40) == 0
+    assert await ask(clients, f"t1/two@{first[:12]}", 40) == 40
+    await asyncio.sleep(0.2)
+    found = await admin(clients[0], world, "GET", TWO)
+    assert found["trial"] is None and "no request yet" in canary_lines(found)[0]
+    await canary(clients[0], world, second, weight=0.5, gate=False)
+    assert await ask(clients) < 100
+    await asyncio.sleep(0.2)
+    found = await admin(clients[0], world, "GET", TWO)
+    assert found["aliases"]["production"]["canary"] == second and found["trial"] is None
+    assert "gate is off" in canary_lines(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (AdapterRejected("", code="adapter_quarantined"), "adapter_quarantined"),
+        (LoraplexError("", code="not_finite"), "not_finite"),
+        (RequestTimeout(""), "timeout"),
+        (CoreLost(""), "core_lost"),
+        (AdapterUnavailable("", code="object_missing"), "object_missing"),
+        (ValueError("a bug"), "internal_error"),
+        (AdapterUnavailable("", code="store_unavailable"), None),
+        (AdapterUnavailable("", code="no_room_beside_pins"), None),
+        (ReplicaLost(""), None),
+        (Unavailable("", code="overloaded"), None),
+        (Unavailable("", code="aborted"), None),
+        (TooManyRequests(""), None),
+        (InvalidRequest("", code="context_length_exceeded"), None),
+        (NotFound("", code="adapter_retired"), None),
+    ],
+)
+def test_whose_fault_an_error_is(error, counts):
+    assert failure(error) == counts
+
+
+async def test_a_report_that_cannot_be_read_changes_nothing(world, versions):
+    keeper = world.control.gatekeeper
+    with pytest.raises(InvalidRequest, match="Report version 2"):
+        keeper.observe({"v": 2, "epoch": "a", "trials": []})
+    trial = {"model": "t1/two", "number": 1, "production": versions[0], "canary": versions[1]}
+    with pytest.raises(InvalidRequest, match="can't be read"):
+        keeper.observe({"v": 1, "epoch": "a", "trials": [{"trial": trial, "sides": {}}]})
+    assert keeper.trial("t1/two") == {"trial": None}
+
+
+async def test_somebody_else_may_be_faster(world, versions, clients):
+    """The canary is another by the time that the gate finds it worse: it stays."""
+    first, second = versions
+    await canary(clients[0], world, second, weight=0.5)
+    sides = {
+        "canary": {"answered": 0, "errors": {"not_finite": 50}, "first": {}, "token": {}},
+        "production": {"answered": 50, "errors": {}, "first": {}, "token": {}},
+    }
+    trial = {"model": "t1/two", "number": 1, "production": first, "canary": "f" * 64}
+    report = {"v": 1, "epoch": "a", "trials": [{"trial": trial, "sides": sides}]}
+    assert world.control.gatekeeper.observe(report) == {"ended": []}
+    alias = (await admin(clients[0], world, "GET", TWO))["aliases"]["production"]
+    assert (alias["canary"], alias["ended"]) == (second, [])
