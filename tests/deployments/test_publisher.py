@@ -542,9 +542,7 @@ JSON = st.recursive(
 )
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(sorted(peft_config())), value=JSON)
 def test_any_config_is_published_or_refused_with_a_4xx(keeping, key, value):
     tensors = lora_tensors(keeping.spec)
@@ -554,9 +552,7 @@ def test_any_config_is_published_or_refused_with_a_4xx(keeping, key, value):
         assert 400 <= error.status < 500, error
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_tensors_are_published_or_refused_with_a_4xx(keeping, data):
     tensors = lora_tensors(keeping.spec)

@@ -51,7 +51,7 @@ def read(data, folder, *, max_bytes=1 << 20, cuts=(), idle_s=30.0):
     return upload
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 1 << 20), max_size=12))
 def test_any_pieces_make_the_same_files(cuts):
     with tempfile.TemporaryDirectory() as folder:
@@ -64,14 +64,14 @@ def test_any_pieces_make_the_same_files(cuts):
         assert found == kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, len(WHOLE) - 5))
 def test_any_cut_is_noticed(length):
     with tempfile.TemporaryDirectory() as folder, pytest.raises(InvalidRequest):
         read(WHOLE[:length], Path(folder))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=300))
 def test_whatever_comes_is_a_form_or_refused(data):
     refusals = contextlib.suppress(InvalidRequest, TooLarge)

@@ -443,9 +443,7 @@ class AccountMachine(RuleBasedStateMachine):
 
 
 TestAccountMachine = AccountMachine.TestCase
-TestAccountMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 # A small server: rows, one token a row a step, prompts in chunks; service by account order
@@ -523,7 +521,7 @@ def run(
         server.step()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1000),
     long=st.tuples(st.integers(1, 200), st.integers(1, 120)),

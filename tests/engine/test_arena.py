@@ -321,7 +321,5 @@ TestArenaMachine = ArenaMachine.TestCase
 TestArenaMachine.settings = settings(
     max_examples=300,
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -146,7 +146,7 @@ class Script:
         assert sum(answer.num_cached[1:]) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     program=programs,
     depth=st.integers(0, 2),

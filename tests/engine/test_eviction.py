@@ -68,7 +68,7 @@ def test_pop_can_be_narrowed_to_a_kind_and_by_a_test() -> None:
 
 
 def test_equal_costs_and_sizes_make_it_lru() -> None:
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=200)
     @given(st.lists(st.tuples(st.sampled_from(["touch", "pop"]), KEYS, KINDS), max_size=60))
     def run(ops: list[tuple[str, int, str]]) -> None:
         cache = GreedyDualSize[int]()
@@ -85,7 +85,7 @@ def test_equal_costs_and_sizes_make_it_lru() -> None:
     run()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

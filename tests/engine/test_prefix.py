@@ -255,6 +255,4 @@ class PrefixMachine(RuleBasedStateMachine):
 
 
 TestPrefixMachine = PrefixMachine.TestCase
-TestPrefixMachine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestPrefixMachine.settings = settings(max_examples=100, stateful_step_count=40)

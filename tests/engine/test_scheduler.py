@@ -85,7 +85,7 @@ def test_a_warming_adapter_holds_up_its_own_requests_alone(depth: int) -> None:
 # Memory ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 1 << 30),
     max_move_pages=st.sampled_from([1, 3, 64]),

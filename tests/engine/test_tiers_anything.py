@@ -141,4 +141,4 @@ def key_name(key: str) -> str:
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTiers.settings = settings(max_examples=40, stateful_step_count=40)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.blocks import RowBlocks, most_blocks
@@ -19,7 +19,6 @@ def test_the_example() -> None:
     blocks.check()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-1, 6), max_size=60), st.sampled_from([1, 2, 4, 16]))
 def test_every_row_is_in_one_block_of_its_adapter(owners: list[int], block_rows: int) -> None:
     most = most_blocks(len(owners), block_rows, 7)

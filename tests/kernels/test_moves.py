@@ -46,7 +46,7 @@ def test_groups_keep_the_order(moves: list[tuple[int, int, int]]) -> None:
     assert pages == wanted.squeeze(1).tolist()
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.lists(RANGES, min_size=1, max_size=4))
 def test_any_moves(moves: list[tuple[int, int, int]]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"

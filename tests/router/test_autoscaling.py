@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingPolicy
 
@@ -76,7 +76,6 @@ def test_replicas_still_starting_are_not_taken_back() -> None:
     assert desired(ctx) == 4
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     num=st.integers(1, 50),
     waiting=st.floats(0, 1000),

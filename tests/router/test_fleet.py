@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet import Fleet, Member
@@ -51,7 +51,6 @@ junk = st.sampled_from([None, -1, 0, 1, 2, "1", 2.5, [3], ["t/2"], {}])
 stats = st.dictionaries(st.sampled_from(["slot", "rows", "device", "host"]), junk)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(stats, stats)))
 def test_no_stats_however_malformed_break_a_snapshot(
     described: dict[str, tuple[dict[str, object], dict[str, object]]],

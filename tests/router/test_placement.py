@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.load import LoadTable
@@ -97,7 +97,6 @@ replicas = st.lists(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     fleet=replicas,
     reach=st.integers(1, 8),

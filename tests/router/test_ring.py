@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uhashring import HashRing
 
@@ -40,7 +40,6 @@ def test_removing_the_slot_again_sends_every_key_back() -> None:
     back.check()
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     num=st.integers(1, 12),
     gone=st.integers(0, 11),

@@ -225,7 +225,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(OPERATIONS)
 def test_any_history_keeps_its_invariants(operations):
     record = AdapterRecord("acme", "bot")

@@ -367,7 +367,7 @@ def test_it_behaves_like_a_dictionary(request, tmp_path, backend):
 
     run_state_machine_as_test(
         Machine,
-        settings=settings(deadline=None, max_examples=25, stateful_step_count=25, database=None),
+        settings=settings(max_examples=25, stateful_step_count=25, database=None),
     )
 
 

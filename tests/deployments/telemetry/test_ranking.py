@@ -16,7 +16,7 @@ RANK = "rank"
 events = st.lists(st.sampled_from([*"abcdefgh", RANK]), max_size=120)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(events=events, top=st.integers(1, 4), cap=st.sampled_from([None, 0, 3]))
 def test_every_event_counts_once_and_no_series_ever_falls(events, top, cap):
     """What a scraper sees: growth of each series, a series that comes back begins at 0 again."""

@@ -272,7 +272,7 @@ def test_threads_together_keep_the_budget(store, tmp_path, room):
     assert 100 <= tier.num_bytes() <= 100 * room
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["keep", "drop", "cut"])), max_size=12),
     st.integers(1, 4),

@@ -109,7 +109,7 @@ def test_a_file_cut_under_the_reader_is_an_error(tmp_path):
                 file.read(name)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
     length=st.integers(0, 400),

@@ -44,7 +44,7 @@ def packed(made: Adapter, dtype=torch.float32, guard=64) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[guard : guard + size].clone().view(dtype)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     ranks=st.dictionaries(st.integers(0, MODULES - 1), st.integers(1, 9), min_size=1),
     biases=st.sets(st.integers(0, MODULES - 3)),
