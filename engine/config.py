@@ -171,9 +171,12 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
+    """measures: whether `engine.measuring` counts."""
+
     model: ModelConfig
     memory: MemoryConfig
     store: StoreConfig
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     accounts: AccountConfig = field(default_factory=AccountConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    measures: bool = True

@@ -121,16 +121,17 @@ class Engine:
     def _output(self, committed: list[SequenceOutput], is_working: bool) -> Output | None:
         cache = self.scheduler.cache
         now = self._clock()
-        stats = None
+        stats = measures = None
         if now >= self._stats_due_s:
             stats = self.scheduler.stats(now)
+            measures = self.scheduler.take_measures()
             self._stats_due_s = now + STATS_INTERVAL_S
         sequences = tuple(self.scheduler.take_outputs() + committed)
         loads = tuple(cache.take_loads())
         discards = tuple(cache.take_discards())
         residency = cache.take_residency(now)
         if is_working or sequences or loads or discards or residency or stats:
-            return Output(sequences, loads, discards, residency, stats)
+            return Output(sequences, loads, discards, residency, stats, measures)
         return None
 
 

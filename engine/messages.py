@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from engine.adapters.layout import AdapterLayout
 from engine.device_memory import DeviceMemory
 from engine.errors import ErrorInfo
+from engine.histogram import Counts
 from engine.timeline import LoadStep, Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from engine.usage import TenantUsage
@@ -216,6 +217,42 @@ class CoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Measures:
+    """What `engine.measuring` has counted, handed over with the `CoreStats`. Totals since the start
+    of the core, but for `queue_s`.
+
+    step_s        seconds of steps on the device
+    adapters      different adapters in each step
+    stall_s       what requests waited for their adapter and nothing else
+    queue_s       of each request that has got its first row since the last: (tenant, adapter,
+                  seconds from their arrival on)
+    loads         (where from: disk or store; what for; ok or an error code; how many)
+    load_s        by where from, seconds in the loader of those that succeeded
+    upload_s      seconds of copies to the device
+    num_evicted   adapters that have left the device; num_prefixes_evicted: cached pages
+    num_adapters  that have a place in the arena, of `adapter_pages`; `sequence_pages` hold KV of
+                  running sequences, `cached_pages` that of none
+    account_lag   of tenants with requests waiting, the largest account less the least
+    """
+
+    step_s: Counts
+    adapters: Counts
+    stall_s: Counts
+    queue_s: tuple[tuple[str, AdapterRef | None, tuple[float, ...]], ...]
+    loads: tuple[tuple[str, str, str, int], ...]
+    load_s: tuple[tuple[str, Counts], ...]
+    upload_s: Counts
+    num_quarantined: int
+    num_evicted: int
+    num_prefixes_evicted: int
+    num_adapters: int
+    adapter_pages: int
+    cached_pages: int
+    sequence_pages: int
+    account_lag: float
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """at_s: when it left the core, on this host's monotonic clock (0: it never left one)."""
 
@@ -224,6 +261,7 @@ class Output:
     discards: tuple[Discard, ...] = ()
     residency: Residency | None = None
     stats: CoreStats | None = None
+    measures: Measures | None = None
     at_s: float = 0.0
 
 

@@ -150,8 +150,11 @@ class Prefill:
             self._holdings.let_go(nodes)
             return False
         num_pages -= len(nodes)
+        is_new = not sequence.ever_admitted  # and so counted once, however often it is preempted
         has_room = self._make_room(sequence, num_pages, is_below, step)
         if has_room and self._requests.admit(sequence, nodes, step):
+            if is_new:
+                step.newcomers.append(sequence)
             return True
         self._holdings.let_go(nodes)
         step.is_full = True

@@ -26,6 +26,7 @@ class Reclaim:
 
     quotas: of tenants on the device.
     plan_id, in every call: the last launched plan, which may still use what is evicted.
+    num_prefixes: cached pages that have made way. `Residents` counts adapters.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Reclaim:
         self.quotas = quotas
         self._borrower: str | None = None
         self._num_left = 0  # evictions until the next look, or pages that the borrower is above
-        self.num_evicted = 0
+        self.num_prefixes = 0
 
     def begin(self, shares: PageShares) -> None:
         self._shares = shares
@@ -79,7 +80,6 @@ class Reclaim:
             victim = self._idle.pop((ADAPTER_KIND,), lambda key: _owner(key) == tenant)
             if not isinstance(victim, Version):
                 return False
-            self.num_evicted += 1
             self._residents.evict(victim, plan_id)
         return True
 
@@ -112,8 +112,8 @@ class Reclaim:
             return
         if victim is None:
             victim = self._idle.pop(kinds)
-        self.num_evicted += 1
         if isinstance(victim, PrefixNode):
+            self.num_prefixes += 1
             self._arena.free((self._prefix.evict(victim),), plan_id)
         else:
             assert isinstance(victim, Version), "fewer idle pages than counted"
@@ -131,7 +131,7 @@ class Reclaim:
         return True
 
     def _evict_prefix(self, tenant: str, plan_id: int) -> None:
-        self.num_evicted += 1
+        self.num_prefixes += 1
         page_id = self._prefix.evict(self._prefix.take_idle(tenant))
         self._arena.free((page_id,), plan_id)
 

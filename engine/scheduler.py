@@ -18,7 +18,8 @@ from engine.config import EngineConfig
 from engine.counters import Counters
 from engine.exchange import ServiceExchange
 from engine.holdings import Holdings
-from engine.messages import CoreStats, Drop, LoadDone, SequenceOutput
+from engine.measuring import Measuring
+from engine.messages import CoreStats, Drop, LoadDone, Measures, SequenceOutput
 from engine.pacing import Pacing
 from engine.page_shares import PageShares
 from engine.pages import NO_PLAN
@@ -67,6 +68,7 @@ class Scheduler:
         self.prefix = prefix
         self.exchange = ServiceExchange(accounts, config.accounts.local_floor)
         self.counters = Counters(cache.usage)
+        self.measuring = Measuring(arena, prefix, cache) if config.measures else None
         self._queue = WaitingQueue()
         self._running = RunningSet(config.schedule.max_seqs)
         self._holdings = Holdings(
@@ -88,7 +90,6 @@ class Scheduler:
             self._queue,
             self._running,
         )
-
         self._settling = Settling(
             accounts,
             cache,
@@ -142,6 +143,8 @@ class Scheduler:
         num_read = sum(map(_NUM_COMPUTED, step.grants))
         backlog = self._prefill.backlog(step)
         self._prefill.deal(step, self._pacing.num_tokens(len(step.grants), num_read, backlog))
+        if self.measuring is not None and step.newcomers:
+            self.measuring.admitted(step.newcomers, now)
         return self._plan(step)
 
     def commit(self, result: StepResult) -> list[SequenceOutput]:
@@ -152,6 +155,8 @@ class Scheduler:
         size = plan.size
         self._cost.observe(size, result.seconds)
         self.counters.step(result.seconds, self._cost.base_s(size), result.replayed)
+        if self.measuring is not None:
+            self.measuring.step(plan, result.seconds)
         return self._settling.settle(result, self._now)
 
     # What there is
@@ -183,7 +188,7 @@ class Scheduler:
             output_tokens=counters.output_tokens,
             num_preemptions=counters.num_preemptions,
             num_moves=counters.num_moves,
-            num_evictions=self.cache.reclaim.num_evicted,
+            num_evictions=self.cache.num_evicted + self.cache.reclaim.num_prefixes,
             num_loads=self.cache.num_loads,
             step_p50_s=counters.step_quantile(0.5),
             step_p99_s=counters.step_quantile(0.99),
@@ -196,6 +201,12 @@ class Scheduler:
             busy_s=counters.busy_s,
             base_s=counters.base_s,
         )
+
+    def take_measures(self) -> Measures | None:
+        """None where nothing is measured."""
+        if self.measuring is None:
+            return None
+        return self.measuring.take(self.accounts, self.counters)
 
     def check(self) -> None:
         """Raises AssertionError where an invariant does not hold."""

@@ -14,6 +14,7 @@ class Step:
     bar           newcomers come from tenants whose account is below it alone (None: from all)
     half_read     sequences whose prompt is half read, by tenant, the oldest first; used up
     grants        tokens of each sequence in this step
+    newcomers     sequences that get their first row in it
     num_preemptions_left  of this step
     take_back     takes everything from a sequence and puts it back at the head of its queue, now
     is_full       rows or pages have run short: newcomers come in at others' expense only
@@ -28,6 +29,7 @@ class Step:
     bar: float | None = None
     half_read: dict[str, list[Sequence]] = field(default_factory=dict)
     grants: dict[Sequence, int] = field(default_factory=dict)
+    newcomers: list[Sequence] = field(default_factory=list)
     is_full: bool = False
     num_reserved: int = 0
     is_closed: bool = False

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from engine.accounts import Accounts
+from engine.adapters.counts import TierCounts
 from engine.adapters.failures import Failures, mismatch, too_large
 from engine.adapters.host import HostPool
 from engine.adapters.lease import Lease
@@ -94,6 +95,7 @@ class AdapterCache:
         self._loads: list[Load] = []
         self._uploads: list[UploadOrder] = []
         self.num_loads = 0
+        self.counts = TierCounts()
 
     # What requests ask
 
@@ -195,6 +197,7 @@ class AdapterCache:
             return None
         self._life.arrived(version, done, now)
         error = done.error or mismatch(version, done)
+        self.counts.loaded(version, done, error)
         if error is not None:
             self._loading.drop(version)
             self._life.forget(version)
@@ -213,12 +216,13 @@ class AdapterCache:
         return None
 
     def on_uploaded(self, key: str, now: float) -> None:
-        self._promotion.uploaded(key, now)
+        self.counts.uploaded(self._promotion.uploaded(key, now))
         self._life.report.touch(key)
 
     def advance(self, now: float, plan_id: int) -> None:
         """Decides what can go on. plan_id: the last launched plan."""
         self.pass_time(now)
+        self.counts.begin_step()
         for ref in self._retired.leaving(self._life.versions, now):
             self._life.drop(ref, plan_id)
         self._pins.advance(now)
@@ -260,6 +264,11 @@ class AdapterCache:
         return self._life.report.take(self._life.versions, now)
 
     # Pressure
+
+    @property
+    def num_evicted(self) -> int:
+        """Adapters that have left the device, retired ones included."""
+        return self._residents.num_evicted
 
     @property
     def is_promoting(self) -> bool:

@@ -93,6 +93,7 @@ class Loading:
         version.load_id = self._next_id
         version.began_s = now
         version.journey = Journey(self._next_id, began_s=now)
+        version.cause = version.wish
         self._next_id += 1
         self._loading[version.load_id] = version
         self._quotas.add(version.ref.tenant, version.num_bytes)

@@ -52,6 +52,7 @@ class Version:
     num_leases        sequences that use it
     host_offset       its block in host memory, or the room for it (None: there is none)
     adapter           its index from CLAIMED on
+    cause             what its last load was for
     began_s           when its load or upload began
     journey           its last way to the device, or as far as it has come
     blocked_since_s   since when it has waited for room in the arena
@@ -71,6 +72,7 @@ class Version:
     num_waiting: int = 0
     num_leases: int = 0
     load_id: int = -1
+    cause: str = ""
     load_s: float = 0.0
     upload_s: float = 0.0
     began_s: float = 0.0
@@ -116,6 +118,15 @@ class Version:
     def is_asked_for(self) -> bool:
         """Worth an eviction: requests wait for it, or an operator ordered it."""
         return bool(self.num_waiting) or self.is_ordered
+
+    @property
+    def wish(self) -> str:
+        """What it is wanted for, most of all: a request, an operator's order or pin, or a hint."""
+        if self.num_waiting:
+            return "request"
+        if self.is_ordered:
+            return "order"
+        return "hint" if self.pin is Tier.COLD else "pin"
 
     @property
     def cost_s(self) -> float:
