@@ -208,15 +208,15 @@ ARRIVALS = _counter(
 STALLS = _histogram(
     _R,
     "adapter.stall",
-    "Misses for which the adapter was what they waited for longest: they got a row in the step"
-    " after it had come. From arrival to then.",
+    "Sequences whose adapter was what they waited for: they got their row in the step before which"
+    " it came. From arrival to then. Other misses waited for room as well, and lost nothing.",
 )
 LOADS = _counter(
     _R,
     "adapter.loads",
     "{load}",
-    "Loads into host memory, by where from (disk, store), for what (request, hint, order, pin) and"
-    " outcome (ok or an error code).",
+    "Loads into host memory, by where from (disk, store), for what (request, order: an"
+    " operator's, hint) and outcome (ok or an error code).",
     "source",
     "cause",
     "outcome",

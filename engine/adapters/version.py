@@ -121,12 +121,10 @@ class Version:
 
     @property
     def wish(self) -> str:
-        """What it is wanted for, most of all: a request, an operator's order or pin, or a hint."""
+        """What it is wanted for: a request, an operator's order or pin, or a hint."""
         if self.num_waiting:
             return "request"
-        if self.is_ordered:
-            return "order"
-        return "hint" if self.pin is Tier.COLD else "pin"
+        return "order" if self.is_ordered or self.pin is not Tier.COLD else "hint"
 
     @property
     def cost_s(self) -> float:

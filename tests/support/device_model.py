@@ -50,7 +50,7 @@ class ModelLaunch:
 class DeviceModel:
     """step_s, token_s: a step takes step_s + token_s x its tokens. host: what lies at each offset
     of host memory, by key. draw: the token of a sampling span. fails: whether its row isn't finite.
-    touched: by launched plan, the pages that it reads or writes."""
+    touched: by launched plan, the pages that it reads or writes. begun: every upload ever."""
 
     num_pages: int
     page_bytes: int
@@ -67,6 +67,7 @@ class DeviceModel:
     owner: dict[int, Sequence] = field(default_factory=dict)
     last_token: dict[int, int] = field(default_factory=dict)
     uploads: list[ModelUpload] = field(default_factory=list)
+    begun: list[ModelUpload] = field(default_factory=list)
     touched: dict[int, set[int]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     busy_until_s: float = 0.0
@@ -115,6 +116,7 @@ class DeviceModel:
             self.memory[page] = (self.host[host_offset], i)
         upload = ModelUpload(self.clock() + self.upload_s, self.clock, pages)
         self.uploads = [u for u in self.uploads if not u.done()] + [upload]
+        self.begun.append(upload)
         return upload
 
     def close(self) -> None:

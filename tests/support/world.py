@@ -18,7 +18,7 @@ from engine.config import (
 )
 from engine.engine import Engine, build_engine
 from engine.errors import ErrorInfo
-from engine.messages import CoreStats, Discard, Load, LoadDone, Output
+from engine.messages import CoreStats, Discard, Load, LoadDone, Measures, Output
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from tests.support.device_model import DeviceModel
 from tests.support.virtual import VirtualClock
@@ -103,6 +103,7 @@ class World:
         self.residency = ResidencyTable()
         self.discards: list[Discard] = []
         self.stats: list[CoreStats] = []
+        self.measures: list[Measures] = []
         self.checks = True
 
     def submit(
@@ -176,6 +177,8 @@ class World:
         self.discards += output.discards
         if output.stats is not None:
             self.stats.append(output.stats)
+        if output.measures is not None:
+            self.measures.append(output.measures)
         for part in output.sequences:
             answer = self.answers[part.request_id]
             assert answer.finish is None, f"{part.request_id} was told something after its end"
