@@ -26,7 +26,6 @@ class Counters:
     output_tokens: int = 0
     num_preemptions: int = 0
     num_moves: int = 0
-    num_quarantined: int = 0
     arrivals: Counter[Tier] = field(default_factory=Counter)
     """Requests by where their adapter was when they came."""
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))

@@ -12,7 +12,6 @@ from engine.account import Account
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
-from engine.counters import Counters
 from engine.histogram import ADAPTERS, SECONDS, STEP_SECONDS, Histogram
 from engine.messages import Measures
 from engine.plan import NO_ADAPTER, StepPlan
@@ -52,7 +51,7 @@ class Measuring:
             if sequence.adapter_key in come:
                 self._stall_s.add(waited_s)
 
-    def take(self, accounts: Accounts, counters: Counters) -> Measures:
+    def take(self, accounts: Accounts) -> Measures:
         """As it stands; queue times since the last call."""
         queue_s, self._queue_s = self._queue_s, {}
         counts = self._cache.counts
@@ -64,8 +63,8 @@ class Measuring:
             loads=tuple((*kind, num) for kind, num in counts.loads.items()),
             load_s=counts.load_s(),
             upload_s=counts.upload_s(),
-            num_quarantined=counters.num_quarantined,
-            num_evicted=self._cache.num_evicted,
+            num_quarantined=counts.num_refused,
+            num_evicted=counts.num_evicted,
             num_prefixes_evicted=self._cache.reclaim.num_prefixes,
             num_adapters=self._arena.num_adapters,
             adapter_pages=self._arena.adapter_pages,

@@ -188,7 +188,7 @@ class Scheduler:
             output_tokens=counters.output_tokens,
             num_preemptions=counters.num_preemptions,
             num_moves=counters.num_moves,
-            num_evictions=self.cache.num_evicted + self.cache.reclaim.num_prefixes,
+            num_evictions=self.cache.counts.num_evicted + self.cache.reclaim.num_prefixes,
             num_loads=self.cache.num_loads,
             step_p50_s=counters.step_quantile(0.5),
             step_p99_s=counters.step_quantile(0.99),
@@ -204,9 +204,7 @@ class Scheduler:
 
     def take_measures(self) -> Measures | None:
         """None where nothing is measured."""
-        if self.measuring is None:
-            return None
-        return self.measuring.take(self.accounts, self.counters)
+        return None if self.measuring is None else self.measuring.take(self.accounts)
 
     def check(self) -> None:
         """Raises AssertionError where an invariant does not hold."""

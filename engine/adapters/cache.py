@@ -13,8 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from engine.accounts import Accounts
-from engine.adapters.counts import TierCounts
-from engine.adapters.failures import Failures, mismatch, too_large
+from engine.adapters.failures import Failures, mismatch, unfit
 from engine.adapters.host import HostPool
 from engine.adapters.lease import Lease
 from engine.adapters.lifecycle import Lifecycle
@@ -95,19 +94,13 @@ class AdapterCache:
         self._loads: list[Load] = []
         self._uploads: list[UploadOrder] = []
         self.num_loads = 0
-        self.counts = TierCounts()
+        self.counts = life.counts
 
     # What requests ask
 
     def refusal(self, ref: AdapterRef) -> ErrorInfo | None:
         """Why this version can never be served here, with the numbers; None if it can."""
-        num_bytes = ref.num_elements * self._itemsize
-        if not self._pool.fits(num_bytes):
-            return too_large(ref, num_bytes, self._pool.num_bytes, "in host memory")
-        if self._arena.pages_for(num_bytes) > self._arena.max_adapter_pages:
-            room = self._arena.max_adapter_pages * self._arena.page_bytes
-            return too_large(ref, num_bytes, room, "on the device")
-        return None
+        return unfit(ref, ref.num_elements * self._itemsize, self._pool, self._arena)
 
     def obstacle(self, ref: AdapterRef, now: float) -> ErrorInfo | None:
         """Why it can't be served at present: it was retired just now, its last load failed, as long
@@ -120,6 +113,7 @@ class AdapterCache:
 
     def refuse(self, ref: AdapterRef, error: ErrorInfo, now: float) -> None:
         """Requests for it are answered with this error for `permanent_failure_ttl_s`."""
+        self.counts.num_refused += self._failures.get(ref.key, now) is None
         self._failures.add(ref.key, error, True, now)
 
     def want(self, ref: AdapterRef, tenant: Tenant) -> None:
@@ -264,11 +258,6 @@ class AdapterCache:
         return self._life.report.take(self._life.versions, now)
 
     # Pressure
-
-    @property
-    def num_evicted(self) -> int:
-        """Adapters that have left the device, retired ones included."""
-        return self._residents.num_evicted
 
     @property
     def is_promoting(self) -> bool:

@@ -18,11 +18,14 @@ class TierCounts:
     loads  ended loads, by (where from, cause, "ok" or an error code). One that failed may not have
            got as far as its source says
     come   versions that have come to the device since the last step was decided
+    num_evicted  versions that have left it, retired ones included
+    num_refused  versions refused for what they answered
     """
 
     def __init__(self) -> None:
         self.loads: Counter[tuple[str, str, str]] = Counter()
         self.come: set[str] = set()
+        self.num_evicted = self.num_refused = 0
         self._coming: set[str] = set()
         self._load_s = {source: Histogram(SECONDS) for source in SOURCES}
         self._upload_s = Histogram(STEP_SECONDS)

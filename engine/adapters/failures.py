@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+from engine.adapters.host import HostPool
 from engine.adapters.version import Version
+from engine.arena import Arena
 from engine.errors import AdapterRejected, AdapterUnavailable, ErrorInfo
 from engine.messages import LoadDone
 from engine.types import AdapterRef
@@ -71,7 +73,17 @@ class Failures:
         return min(self._max_ttl_s, self._ttl_s * 2.0**doublings) * (1 - spread / 2)
 
 
-def too_large(ref: AdapterRef, num_bytes: int, room: int, where: str) -> ErrorInfo:
+def unfit(ref: AdapterRef, num_bytes: int, pool: HostPool, arena: Arena) -> ErrorInfo | None:
+    """Why a version of so many bytes can never be served beside anything, with the numbers."""
+    if not pool.fits(num_bytes):
+        return _too_large(ref, num_bytes, pool.num_bytes, "in host memory")
+    if arena.pages_for(num_bytes) > arena.max_adapter_pages:
+        room = arena.max_adapter_pages * arena.page_bytes
+        return _too_large(ref, num_bytes, room, "on the device")
+    return None
+
+
+def _too_large(ref: AdapterRef, num_bytes: int, room: int, where: str) -> ErrorInfo:
     message = (
         f"Adapter {ref.name!r} takes {num_bytes} bytes and adapters have {room} {where}."
         " Use a lower rank or fewer modules, or give it more memory."

@@ -4,6 +4,7 @@ than one tier has a part in. Standard library only.
 
 from __future__ import annotations
 
+from engine.adapters.counts import TierCounts
 from engine.adapters.loading import Loading
 from engine.adapters.promotion import Promotion
 from engine.adapters.residency import ResidencyReport
@@ -24,6 +25,7 @@ class Lifecycle:
         self._itemsize = itemsize
         self.versions: dict[str, Version] = {}
         self.report = ResidencyReport()
+        self.counts = TierCounts()
         self._discards: list[Discard] = []
         self._num_wishes = 0
 
@@ -99,6 +101,7 @@ class Lifecycle:
         return journey
 
     def on_evicted(self, version: Version) -> None:
+        self.counts.num_evicted += 1
         self.report.touch(version.key)
         version.goal = Tier.HOST
         if version.host_offset is None:

@@ -37,7 +37,6 @@ class Residents:
         self._stale: set[int] = set()
         self._changes: dict[str, bool] = {}
         self.num_idle_pages = 0
-        self.num_evicted = 0
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._by_index.values())
@@ -66,7 +65,6 @@ class Residents:
         version.state = State.HOST
         version.adapter = NO_ADAPTER
         version.closed_since_s = None
-        self.num_evicted += 1
         self._on_evicted(version)
 
     def refresh(self, version: Version) -> None:

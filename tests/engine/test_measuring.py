@@ -228,6 +228,17 @@ def total_pages(world: World) -> int:
     return 1 + used + stats.free_pages
 
 
+def test_a_version_refused_for_its_answers_is_counted_once() -> None:
+    world = World(config(adapters=AdapterConfig(max_faults=2)))
+    world.device.fails = lambda span: span.sequence.adapter_key is not None
+    for number in range(5):
+        world.submit(f"r{number}", ref=adapter("bad"), max_tokens=2)
+    world.run()
+    world.clock.sleep(1.1)
+    world.step()
+    assert world.measures[-1].num_quarantined == 1
+
+
 def test_the_lag_between_accounts_is_that_of_tenants_who_wait() -> None:
     """18: the prompt's 10 tokens and twice the 4 that were declared. `idle` has nothing waiting."""
     world = World(config(schedule=ScheduleConfig(max_seqs=2, max_step_tokens=64)))
