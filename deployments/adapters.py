@@ -151,25 +151,17 @@ class Adapters:
 
         Retiring twice is no error. Raises NotFound, Conflict (an alias stands for the version).
         """
-        gone: list[VersionRecord] = []
 
         def retired(record: AdapterRecord | None) -> AdapterRecord:
             if record is None:
                 raise _unknown(tenant, name)
             if version is None:
-                after = record.retired(self._clock(), by)
-            elif record.tombstones(version):
-                after = record
-            else:
-                digest = record.find(version).ref.digest
-                after = record.retired_version(digest, self._clock(), by)
-            gone[:] = [v for v in record.versions if v.live and not _is_live(after, v)]
-            return after
+                return record.retired(self._clock(), by)
+            if record.tombstones(version):
+                return record
+            return record.retired_version(record.find(version).ref.digest, self._clock(), by)
 
-        record = self._update(tenant, name, retired)
-        for buried in gone:
-            self._sidecars.remove(buried)
-        return record
+        return self._update(tenant, name, retired)
 
     def swept(self, tenant: str, name: str, digests: Iterable[str]) -> None:
         """The objects of these are gone: a record need not remember them."""
@@ -213,7 +205,8 @@ class Adapters:
     def _update(
         self, tenant: str, name: str, change: Callable[[AdapterRecord | None], AdapterRecord]
     ) -> AdapterRecord:
-        """Apply `change` to the record as it is when it is written."""
+        """Apply `change` to the record as it is when it is written. Versions that it retires lose
+        their sidecars: a registry made anew has no tombstones."""
         key = adapter_key(check_name(tenant, "tenant"), check_name(name, "adapter"))
         for _ in range(MAX_ATTEMPTS):
             entry = self._registry.get(key)
@@ -227,6 +220,9 @@ class Adapters:
                 self._registry.put(key, changed.to_value(), ABSENT if entry is None else entry.rev)
             except Conflict:
                 continue
+            for version in () if record is None else record.versions:
+                if version.live and not _is_live(changed, version):
+                    self._sidecars.remove(version)
             return changed
         raise Conflict(f"Adapter '{tenant}/{name}' keeps changing. Try again.")
 

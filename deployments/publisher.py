@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -149,26 +149,32 @@ class Publisher:
         self._store.put(f"{prefix}/{MANIFEST}", candidate.manifest.to_bytes())
 
     def _is_whole(self, ref: AdapterRef, candidate: Candidate, tensors: Path) -> bool:
-        """Whether the store has all of the version, undamaged: publishing again mends it."""
+        """Whether the store has all of the version, undamaged: publishing again mends it. What has
+        another size is not read, and nothing is kept of what is."""
         prefix = _prefix(ref)
+        stored = f"{prefix}/{TENSORS}"
         try:
             return (
                 self._store.size(f"{prefix}/{CONFIG}") is not None
-                and _sha256(self._store.read(f"{prefix}/{MANIFEST}"))
-                == _sha256([candidate.manifest.to_bytes()])
-                and _sha256(self._store.read(f"{prefix}/{TENSORS}"))
-                == _sha256([tensors.read_bytes()])
+                and self._store.size(stored) == tensors.stat().st_size
+                and b"".join(self._store.read(f"{prefix}/{MANIFEST}"))
+                == candidate.manifest.to_bytes()
+                and self._sha256(stored) == _file_sha256(tensors)
             )
         except ObjectMissing:
             return False
+
+    def _sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        for piece in self._store.read(key):
+            digest.update(piece)
+        return digest.hexdigest()
 
 
 def _prefix(ref: AdapterRef) -> str:
     return object_prefix(ref.tenant, ref.digest)
 
 
-def _sha256(pieces: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

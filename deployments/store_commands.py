@@ -34,7 +34,8 @@ def sweep(
         verb = "Would remove" if dry_run else "Removed"
         typer.echo(
             f"{verb} {len(rows)} and {report['unfinished']} half-written;"
-            f" {report['kept_young']} more may go once they are older."
+            f" {report['kept_young']} more may go once they are older than"
+            f" {report['grace_s']:g} s."
         )
     warn(
         [

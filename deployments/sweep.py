@@ -2,15 +2,16 @@
 
 What may go: objects of versions that no record names, or that have been retired for `grace_s`; and
 uploads and half-written objects of that age. `grace_s` exceeds the longest request, so whoever
-began with a version that is gone has ended. A version without a sidecar (an earlier release's, or a
-half-written one's) tells no age: it goes when it is found for the second time, `grace_s` later.
+began with a version that is gone has ended. How old an orphan or an upload is, its sidecar says, or
+else the store: since the last of its objects was put.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from deployments.adapters import Adapters
 from deployments.claims import Claims
@@ -19,7 +20,7 @@ from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import ADAPTERS, adapter_key
 from deployments.registry.registry import Registry
 from deployments.sidecars import Sidecars
-from engine.adapters.store import MANIFEST, ObjectStore, object_prefix
+from engine.adapters.store import MANIFEST, ObjectStore, Stored, object_prefix
 
 logger = logging.getLogger(__name__)
 VERSIONS = "adapters/"
@@ -36,16 +37,23 @@ class Removal:
     num_bytes: int
 
 
+YOUNG: Final = "young"
+Judgement = Removal | Literal["young"] | None
+"""None: it stays."""
+
+
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """kept_young: prefixes that may go later. unfinished: half-written objects that were removed.
-    unreadable: records that can't be read; of their tenants nothing was removed."""
+    """kept_young: prefixes that may go later, once they are older than grace_s. unfinished:
+    half-written objects that were removed (or would be). unreadable: records that can't be read; of
+    their tenants nothing was removed."""
 
     removed: tuple[Removal, ...]
     kept_young: int
     unfinished: int
     unreadable: tuple[str, ...]
     dry_run: bool
+    grace_s: float
 
 
 class Sweep:
@@ -68,46 +76,49 @@ class Sweep:
         self._sidecars = Sidecars(store)
         self._grace_s = grace_s
         self._clock = clock
-        self._first_seen: dict[str, float] = {}
 
     def run(self, dry_run: bool = False) -> SweepReport:
         """Raises Unavailable where registry or store can't be reached: then nothing more goes.
 
         The store is listed before the registry, so that what is published meanwhile is known.
         """
-        objects = _by_version(self._store.list(VERSIONS))
-        uploads = _by_version(self._store.list(f"{UPLOADS}/"))
+        # What lies elsewhere below adapters/ isn't ours to judge.
+        stored = (s for s in self._store.stored(VERSIONS) if s.key.count("/") > 2)
+        versions, uploads = _by_prefix(stored), _by_prefix(self._store.stored(f"{UPLOADS}/"))
         records, unreadable = self._records()
         spared = {key.removeprefix(ADAPTERS).partition("/")[0] for key in unreadable}
-        removed: list[Removal] = []
-        num_young = 0
-        unknown = set()
-        for prefix, keys in objects.items():
-            tenant, digest = prefix.split("/")[1:]
-            if tenant in spared:
-                continue
-            why, since_s = _standing(records.get(tenant, ()), digest)
-            if why is None:
-                continue
-            if since_s is None:
-                since_s = self._stored_s(prefix)
-                unknown.add(prefix)
-            if not self._is_old(since_s):
-                num_young += 1
-                continue
-            names = {r.name for r in records.get(tenant, ()) if _standing([r], digest)[1]}
-            if (gone := self._remove_version(prefix, keys, names, dry_run)) is not None:
-                removed.append(gone)
-        for prefix, keys in uploads.items():
-            if not self._is_old(_upload_s(prefix)):
-                num_young += 1
-            else:
-                removed.append(self._remove(prefix, keys, UPLOAD, dry_run))
-        self._first_seen = {p: s for p, s in self._first_seen.items() if p in unknown}
+        judged: list[Judgement] = [
+            self._judge(prefix, objects, records.get(tenant, ()), dry_run)
+            for prefix, objects in versions.items()
+            if (tenant := prefix.split("/")[1]) not in spared
+        ]
+        for prefix, objects in uploads.items():
+            is_old = self._is_old(_modified_s(objects))
+            judged.append(self._remove(prefix, objects, UPLOAD, dry_run) if is_old else YOUNG)
         if not dry_run:
             self._forget(records)
-        unfinished = 0 if dry_run else self._store.drop_unfinished(self._clock() - self._grace_s)
-        return SweepReport(tuple(removed), num_young, unfinished, tuple(unreadable), dry_run)
+        oldest_s = self._clock() - self._grace_s
+        return SweepReport(
+            tuple(found for found in judged if isinstance(found, Removal)),
+            sum(found == YOUNG for found in judged),
+            self._store.drop_unfinished(oldest_s, dry_run=dry_run),
+            tuple(unreadable),
+            dry_run,
+            self._grace_s,
+        )
+
+    def _judge(
+        self, prefix: str, objects: list[Stored], records: Sequence[AdapterRecord], dry_run: bool
+    ) -> Judgement:
+        """Of a version's objects. records: its tenant's."""
+        digest = prefix.split("/")[2]
+        why, since_s = _standing(records, digest)
+        if why is None:
+            return None
+        if not self._is_old(self._stored_s(prefix, objects) if since_s is None else since_s):
+            return YOUNG
+        names = {r.name for r in records if _standing([r], digest)[1]}
+        return self._remove_version(prefix, objects, names, dry_run)
 
     def _records(self) -> tuple[dict[str, list[AdapterRecord]], list[str]]:
         """By tenant; and the keys of those that can't be read."""
@@ -124,7 +135,7 @@ class Sweep:
         return found, unreadable
 
     def _remove_version(
-        self, prefix: str, keys: list[str], names: set[str], dry_run: bool
+        self, prefix: str, objects: list[Stored], names: set[str], dry_run: bool
     ) -> Removal | None:
         """Nobody publishes it meanwhile; who did since the registry was read, keeps it.
 
@@ -136,17 +147,17 @@ class Sweep:
             records = [r for n in names if (r := self._current(tenant, n)) is not None]
             why, since_s = _standing(records, digest)
             if why is None or not self._is_old(
-                self._stored_s(prefix) if since_s is None else since_s
+                self._stored_s(prefix, objects) if since_s is None else since_s
             ):
                 return None
-            return self._remove(prefix, keys, why, dry_run)
+            return self._remove(prefix, objects, why, dry_run)
 
-    def _remove(self, prefix: str, keys: list[str], why: str, dry_run: bool) -> Removal:
+    def _remove(self, prefix: str, objects: list[Stored], why: str, dry_run: bool) -> Removal:
         """The manifest first: what has lost it is no version any more."""
-        num_bytes = sum(self._store.size(key) or 0 for key in keys)
+        num_bytes = sum(stored.num_bytes for stored in objects)
         if not dry_run:
-            for key in sorted(keys, key=lambda k: not k.endswith(f"/{MANIFEST}")):
-                self._store.delete(key)
+            for stored in sorted(objects, key=lambda s: not s.key.endswith(f"/{MANIFEST}")):
+                self._store.delete(stored.key)
             logger.info("swept %s (%s, %d bytes)", prefix, why, num_bytes)
         return Removal(prefix, why, num_bytes)
 
@@ -168,10 +179,11 @@ class Sweep:
         entry = self._registry.get(adapter_key(tenant, name))
         return None if entry is None else AdapterRecord.from_value(entry.value)
 
-    def _stored_s(self, prefix: str) -> float:
-        """When an orphan's bytes were put, or else when it was first seen."""
+    def _stored_s(self, prefix: str, objects: list[Stored]) -> float:
+        """When an orphan's bytes were put. A sidecar that says so counts alone: it is written ahead
+        of them, by the clock that `grace_s` is measured on."""
         times = [sidecar.stored_s for sidecar in self._sidecars.of(prefix)]
-        return max(times) if times else self._first_seen.setdefault(prefix, self._clock())
+        return max(times) if times else _modified_s(objects)
 
     def _is_old(self, since_s: float) -> bool:
         return self._clock() - since_s >= self._grace_s
@@ -191,17 +203,14 @@ def _standing(records: Iterable[AdapterRecord], digest: str) -> tuple[str | None
     return (RETIRED, max(retired_s)) if retired_s else (ORPHAN, None)
 
 
-def _by_version(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Keys by their first three segments. What lies elsewhere isn't ours to judge."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        segments = key.split("/")
-        if len(segments) > 3:
-            found.setdefault("/".join(segments[:3]), []).append(key)
+def _by_prefix(objects: Iterable[Stored]) -> dict[str, list[Stored]]:
+    """By the first three segments of their keys."""
+    found: dict[str, list[Stored]] = {}
+    for stored in objects:
+        found.setdefault("/".join(stored.key.split("/")[:3]), []).append(stored)
     return found
 
 
-def _upload_s(prefix: str) -> float:
-    """When an upload began, by its name; one of another name is as old as can be."""
-    began = prefix.rsplit("/", 1)[1].partition("-")[0]
-    return float(began) if began.isdigit() else 0.0
+def _modified_s(objects: Iterable[Stored]) -> float:
+    """When the last of them was put."""
+    return max(stored.modified_s for stored in objects)

@@ -19,7 +19,9 @@ from engine.adapters.store import (
     Content,
     ObjectChanged,
     ObjectMissing,
+    Stored,
     check_key,
+    is_key,
 )
 from engine.errors import AdapterUnavailable
 
@@ -86,7 +88,15 @@ class FolderStore:
                     folders.remove(self._incoming.name)
                 base = Path(folder).relative_to(self._root)
                 keys += [(base / name).as_posix() for name in files]
-        return sorted(key for key in keys if key.startswith(prefix))
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
+
+    def stored(self, prefix: str) -> tuple[Stored, ...]:
+        found = []
+        for key in self.list(prefix):
+            with self._errors(key), contextlib.suppress(*ABSENT):
+                status = (self._root / key).stat()
+                found.append(Stored(key, status.st_size, status.st_mtime))
+        return tuple(found)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -97,13 +107,14 @@ class FolderStore:
                 for parent in path.relative_to(self._root).parents[:-1]:
                     (self._root / parent).rmdir()
 
-    def drop_unfinished(self, before_s: float) -> int:
+    def drop_unfinished(self, before_s: float, *, dry_run: bool = False) -> int:
         num_dropped = 0
         with self._errors("its unfinished objects"):
             for path in self._incoming.iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime < before_s:
-                        path.unlink()
+                        if not dry_run:
+                            path.unlink()
                         num_dropped += 1
         return num_dropped
 

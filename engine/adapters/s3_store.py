@@ -24,7 +24,7 @@ from engine.adapters.s3_address import S3Address
 from engine.adapters.s3_body import Body, Part
 from engine.adapters.s3_errors import FAILING, failure, is_nameless, unavailable
 from engine.adapters.s3_upload import Upload
-from engine.adapters.store import Content, ObjectMissing, check_key
+from engine.adapters.store import Content, ObjectMissing, Stored, check_key, is_key
 from engine.config import StoreOptions
 from engine.errors import AdapterUnavailable, LoraplexError
 
@@ -83,27 +83,34 @@ class S3Store:
             return None
 
     def list(self, prefix: str) -> list[str]:
+        return [found.key for found in self.stored(prefix)]
+
+    def stored(self, prefix: str) -> tuple[Stored, ...]:
         asked: Answer = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
-        keys: list[str] = []
+        found = []
         while True:
             page = self._try(prefix or "its root", lambda: self._client.list_objects_v2(**asked))
-            keys += [entry["Key"].removeprefix(self._prefix) for entry in page.get("Contents", ())]
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self._prefix)
+                if is_key(key):
+                    found.append(Stored(key, entry["Size"], entry["LastModified"].timestamp()))
             if not page.get("IsTruncated"):
-                return sorted(keys)
+                return tuple(sorted(found, key=lambda stored: stored.key))
             asked["ContinuationToken"] = page["NextContinuationToken"]
 
     def delete(self, key: str) -> None:
         name = self._name(key)
         self._try(key, lambda: self._client.delete_object(Bucket=self._bucket, Key=name))
 
-    def drop_unfinished(self, before_s: float) -> int:
+    def drop_unfinished(self, before_s: float, *, dry_run: bool = False) -> int:
         asked: Answer = {"Bucket": self._bucket, "Prefix": self._prefix}
         num_dropped = 0
         while True:
             page = self._try("its uploads", lambda: self._client.list_multipart_uploads(**asked))
             for entry in page.get("Uploads", ()):
                 if entry["Initiated"].timestamp() < before_s:
-                    self._abort(entry["Key"], entry["UploadId"])
+                    if not dry_run:
+                        self._abort(entry["Key"], entry["UploadId"])
                     num_dropped += 1
             if not page.get("IsTruncated"):
                 return num_dropped

@@ -65,6 +65,16 @@ class Content:
     pieces: Iterator[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object as a listing tells of it. modified_s: Unix time of its last put, by the store's
+    clock."""
+
+    key: str
+    num_bytes: int
+    modified_s: float
+
+
 class ObjectStore(Protocol):
     """One conformance suite holds every backend to this.
 
@@ -97,16 +107,22 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Keys that begin with `prefix`, sorted."""
+        """Keys that begin with `prefix`, sorted. What somebody else has put under what is no key is
+        left out."""
+        ...
+
+    def stored(self, prefix: str) -> tuple[Stored, ...]:
+        """What `list` names, and more of each."""
         ...
 
     def delete(self, key: str) -> None:
         """Remove an object; one that isn't there is no error."""
         ...
 
-    def drop_unfinished(self, before_s: float) -> int:
+    def drop_unfinished(self, before_s: float, *, dry_run: bool = False) -> int:
         """Remove what puts that began before that Unix time have left half-written, as a writer
-        that is killed does; answers how many. Nobody ever saw them as objects."""
+        that is killed does; answers how many. Nobody ever saw them as objects. dry_run: only
+        count them."""
         ...
 
     def local_path(self, key: str) -> Path | None:
@@ -147,9 +163,13 @@ def object_prefix(tenant: str, digest: str) -> str:
     return f"adapters/{tenant}/{digest}"
 
 
+def is_key(key: str) -> bool:
+    return all(SEGMENT.fullmatch(segment) for segment in key.split("/"))
+
+
 def check_key(key: str) -> list[str]:
     """Its segments. Raises ValueError for what is no key."""
     segments = key.split("/")
-    if not all(SEGMENT.fullmatch(s) for s in segments):
+    if not is_key(key):
         raise ValueError(f"{key!r} is no key")
     return segments

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.placing import Placing
 from deployments.rebuild import rebuild
+from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.sqlite import SqliteRegistry
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, object_prefix
@@ -88,6 +89,22 @@ def test_what_was_retired_stays_retired(keeping, empty):
     assert [name for name, _ in report.restored] == ["acme/bot"]
     ((_, why),) = report.skipped
     assert "was retired" in why
+
+
+def test_what_retired_by_itself_stays_retired_though_its_objects_are_still_there(tmp_path, empty):
+    """Newer versions that no name stands for, and then a promotion, have taken its place."""
+    keeping = make_keeping(tmp_path, keep_versions=1)
+    unnamed = Placing(None)
+    every = [publish(keeping, placing=unnamed).versions[-1].ref.digest for _ in range(3)]
+    keeping.adapters.promote("acme", "bot", every[-1], Placing())
+    every.append(publish(keeping, placing=unnamed).versions[-1].ref.digest)
+    live = [v.ref.digest for v in keeping.record().versions if v.live]
+    assert live == every[2:]
+    assert all(keeping.store.list(f"{object_prefix('acme', digest)}/") for digest in every)
+    rebuild(empty, keeping.store)
+    (value,) = restored(empty).values()
+    assert [v.ref.digest for v in AdapterRecord.from_value(value).versions] == live
+    keeping.registry.close()
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ class MemoryControl:
             "unfinished": 0,
             "unreadable": [],
             "dry_run": dry_run,
+            "grace_s": 660.0,
         }
 
 

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 
+import boto3
 import pytest
 
 from engine.adapters.store import CHUNK_BYTES, ObjectChanged, ObjectMissing, open_store
 from engine.errors import LoraplexError
-from tests.support.s3_server import IMPATIENT, new_prefix
+from tests.support.s3_server import BUCKET, IMPATIENT, new_prefix
 
 KEY = "adapters/acme/0123/manifest.json"
 PART_BYTES = IMPATIENT.part_bytes
@@ -110,6 +111,28 @@ def test_keys_are_listed_by_prefix(store):
     assert store.list("adapters/c/") == []
 
 
+def test_a_listing_tells_how_large_and_how_old_each_object_is(store):
+    before_s = time.time()
+    store.put("adapters/a/1", b"hello")
+    store.put("adapters/b/1", b"")
+    (stored,) = store.stored("adapters/a/")
+    assert (stored.key, stored.num_bytes) == ("adapters/a/1", 5)
+    assert abs(stored.modified_s - before_s) < 60
+    assert [s.key for s in store.stored("")] == store.list("")
+
+
+def test_what_others_have_put_under_no_key_is_not_listed(store, url, tmp_path, request):
+    store.put("uploads/x", b"x")
+    if url.startswith("file:"):
+        (tmp_path / "objects" / "uploads" / "a b").write_bytes(b"x")
+    else:
+        prefix = url.split("?")[0].removeprefix(f"s3://{BUCKET}/")
+        endpoint = request.getfixturevalue("s3").endpoint
+        client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        client.put_object(Bucket=BUCKET, Key=f"{prefix}/uploads/a b", Body=b"x")
+    assert store.list("uploads/") == ["uploads/x"]
+
+
 def test_a_deleted_object_is_gone_and_its_neighbour_stays(store):
     store.put("adapters/a/1", b"x")
     store.put("adapters/a/2", b"y")
@@ -204,7 +227,9 @@ def test_a_writer_killed_at_any_line_leaves_the_old_or_the_new(url, store, tmp_p
     assert report["keys"] == [KEY]
     store.put("adapters/acme/0123/another", b"x")
     assert store.drop_unfinished(0.0) == 0, "of none that began so long ago"
+    counted = store.drop_unfinished(time.time() + 3600, dry_run=True)
     left = store.drop_unfinished(time.time() + 3600)
+    assert left == counted
     assert left > 0 or (url.startswith("s3:") and num_bytes < PART_BYTES)
     assert store.drop_unfinished(time.time() + 3600) == 0
     assert content(store, KEY) == b"n" * num_bytes
