@@ -58,6 +58,10 @@ class Control(Protocol):
         """What the gate has seen of the canary of `model` (`tenant/name`)."""
         ...
 
+    async def lease_tokens(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `token_book`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:

@@ -70,6 +70,7 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
         "weight": record.weight,
         "max_concurrent": record.max_concurrent,
         "max_queued": record.max_queued,
+        "max_tokens_per_minute": record.max_tokens_per_minute,
         "suspended": record.suspended,
         "self_publish": record.self_publish,
         "log_content": record.log_content,

@@ -35,6 +35,10 @@ SLACK = 1024
 """Places beyond what admission lets in: our own refusals must get through, and probes."""
 
 
+MAX_CONTROL = 1024
+"""Calls of control at once: publishers that wait for their turn must not hold up the others."""
+
+
 class Ingress:
     """The REST side in a Serve replica."""
 
@@ -91,6 +95,9 @@ class ControlHost:
     async def sweep(self, dry_run: bool) -> dict[str, Any]:
         return await self._control.sweep(dry_run)
 
+    async def lease_tokens(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self._control.lease_tokens(order)
+
 
 def build(args: dict[str, Any]) -> serve.Application:
     """Raises ConfigError for what can't be served, before any replica starts."""
@@ -109,7 +116,10 @@ def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Applic
     revision = base_revision(config.base.path, config.base.revision)
     replicas = _replica_deployment(config, replica).bind(config.replica_config(revision, home))
     control = serve.deployment(
-        name="Control", num_replicas=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": 0}
+        name="Control",
+        num_replicas=1,
+        max_ongoing_requests=MAX_CONTROL,
+        ray_actor_options={"num_cpus": 0},
     )(ControlHost)
     return _ingress_deployment(config).bind(
         config, revision, replicas, control.bind(config, home), home

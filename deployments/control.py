@@ -30,6 +30,7 @@ from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from deployments.sources import Sources
 from deployments.sweep import Sweep
+from deployments.token_book import TokenBook
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
 from engine.adapters.weights import SERVING_DTYPES
@@ -50,6 +51,7 @@ class Control:
 
     def __init__(self, config: AppConfig, clock: Callable[[], float] = time.time) -> None:
         self._registry: Registry = open_registry(config.registry_url)
+        self._tokens = TokenBook(time.monotonic)
         store = open_store(config.store_url, config.store_options)
         imports = config.publish.import_store
         claims = Claims()
@@ -119,6 +121,13 @@ class Control:
     async def trial(self, model: str) -> Answer:
         """See `Gatekeeper.trial`."""
         return await self._answer(self._gate, lambda: self._gatekeeper.trial(model))
+
+    def lease_tokens(self, order: Mapping[str, Any]) -> Answer:
+        """See `TokenBook.lease`. Waits for nothing."""
+        try:
+            return self._tokens.lease(order)
+        except LoraplexError as error:
+            return {"error": dataclasses.asdict(error.info())}
 
     async def run(self) -> None:
         """Sweep for ever."""

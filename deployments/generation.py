@@ -82,6 +82,11 @@ class Generation:
     clock: Callable[[], float]
     nonce: Callable[[], str]
 
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens of all sequences."""
+        return sum(len(request.prompt) for request in self.requests)
+
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """Batches until every sequence has finished. Raises LoraplexErrors."""
         deadline = self.clock() + self.timeout_s

@@ -162,6 +162,9 @@ class RayControl:
         known: Mapping[str, Any] | None = (await self._call("trial", model))["trial"]
         return known
 
+    async def lease_tokens(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._call("lease_tokens", dict(order))
+
     async def _call(self, method: str, *args: Any) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = await self._handle.options(method_name=method).remote(*args)

@@ -32,6 +32,7 @@ from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
 from deployments.tenants import Tenants
+from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
 from deployments.trials import Trials
 from deployments.upload_forms import UploadForms
@@ -88,7 +89,12 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await catalog.refresh()
-        works = [catalog.run(), warmth.keeper.run(), serving.trials.run(parts.control)]
+        works = [
+            catalog.run(),
+            warmth.keeper.run(),
+            serving.trials.run(parts.control),
+            serving.tokens.run(),
+        ]
         if parts.config.replica.max_replicas > 1:
             works.append(ServiceExchange(parts.model).run())
         tasks = [asyncio.create_task(work) for work in works]
@@ -169,6 +175,7 @@ def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
         replicas=parts.model,
         admission=Admission(parts.sources.monotonic),
         trials=Trials(config.gate, catalog, parts.sources.monotonic, parts.sources.word()),
+        tokens=TokenLimits(parts.control, config.ingress.num_replicas, parts.sources.monotonic),
         base=BaseModelFacts(
             config.base.name, parts.base_revision, int((folder / "config.json").stat().st_mtime)
         ),

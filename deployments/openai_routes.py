@@ -14,8 +14,9 @@ from deployments.answers import error_chunk
 from deployments.auth import Caller, bearer_key
 from deployments.catalog import Catalog
 from deployments.edge import read_json, until_gone
+from deployments.job import Job
 from deployments.openai_protocol import ChatBody, CompletionBody, parse
-from deployments.serving import Job, Serving
+from deployments.serving import Serving
 from engine.errors import LoraplexError
 
 logger = logging.getLogger(__name__)

@@ -91,6 +91,7 @@ class TenantLimits(Body):
     weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     max_concurrent: Limit = 256
     max_queued: Limit = 128
+    max_tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None
     max_adapters: Annotated[int, Field(ge=0)] | None = None
     max_adapter_bytes: Annotated[int, Field(ge=0)] | None = None
     max_rank: Rank | None = None

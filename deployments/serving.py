@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.answers import Answer, AnswerHead, Event
+from deployments.answers import Answer, AnswerHead
 from deployments.auth import Caller
 from deployments.catalog import Catalog, unknown_model
 from deployments.chat_template import ChatTemplate
 from deployments.expansion import ModelLimits, expand
 from deployments.generation import Generation, Model
 from deployments.hints import Hints
+from deployments.job import Job
 from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
-from deployments.trials import Trials, Watch
+from deployments.trials import Trials
 from engine.errors import InvalidRequest, Unavailable
 from engine.types import AdapterRef, Tenant
-from router.admission import Admission, Ticket
+from router.admission import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +45,6 @@ class Sources:
     word: Callable[[], str]
 
 
-class Job:
-    """A request let in: its answer, and the events that make it. Use as a context manager, once."""
-
-    def __init__(
-        self, generation: Generation, answer: Answer, ticket: Ticket, watch: Watch | None
-    ) -> None:
-        """watch: of a canary's trial, None: of none."""
-        self.answer = answer
-        self.ref = generation.ref
-        self._generation = generation
-        self._ticket = ticket
-        self._watch = watch
-
-    def batches(self) -> AsyncGenerator[list[Event], None]:
-        """Close it in the end: that is what stops the replica."""
-        counted = self._count(self._generation.events())
-        return counted if self._watch is None else self._watch.over(counted)
-
-    async def whole(self) -> dict[str, Any]:
-        """The complete answer. Raises LoraplexErrors."""
-        async with aclosing(self.batches()) as batches:
-            async for batch in batches:
-                self.answer.add(batch)
-        return self.answer.whole()
-
-    async def _count(
-        self, events: AsyncGenerator[list[Event], None]
-    ) -> AsyncGenerator[list[Event], None]:
-        started: set[int] = set()
-        async with aclosing(events) as batches:
-            async for batch in batches:
-                for event in batch:
-                    if event["i"] not in started:
-                        started.add(event["i"])
-                        self._ticket.started()
-                yield batch
-
-
 @dataclass(slots=True, eq=False)
 class Serving:
     """Everything between an authenticated body and a handle call.
@@ -96,6 +60,7 @@ class Serving:
     replicas: Model
     admission: Admission
     trials: Trials
+    tokens: TokenLimits
     base: BaseModelFacts
     limits: ModelLimits
     sources: Sources
@@ -142,7 +107,12 @@ class Serving:
                 self.replicas.hint(ref, tenant)
             watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
             generation = await self._generation(request_id, body, tenant, ref, self.timeout_s)
-            yield Job(generation, Answer(self._head(request_id, ref, body), num), ticket, watch)
+            tokens = await self.tokens.admit(tenant, generation.num_prompt // body.num_choices)
+            answer = Answer(self._head(request_id, ref, body), num)
+            try:
+                yield Job(generation, answer, ticket, tokens, watch)
+            finally:
+                tokens.end()
 
     async def answer_as(
         self,

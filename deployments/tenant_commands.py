@@ -11,6 +11,7 @@ from deployments.terminal import USAGE, After, Json, Limit, client, fail, show, 
 tenants_app = typer.Typer(no_args_is_help=True, help="Make and change tenants and their keys.")
 
 LIMITS = (
+    "max_tokens_per_minute",
     "max_adapters",
     "max_adapter_bytes",
     "max_rank",
@@ -23,6 +24,9 @@ TenantId = Annotated[str, typer.Argument(metavar="TENANT")]
 Weight = Annotated[float | None, typer.Option(help="Share of the service.")]
 MaxConcurrent = Annotated[int | None, typer.Option(help="Sequences in progress at once.")]
 MaxQueued = Annotated[int | None, typer.Option(help="Of those, without a first token.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Tokens of prompts and answers a minute; -1: any number.")
+]
 MaxAdapters = Annotated[int | None, typer.Option(help="Adapters it may have; -1: any number.")]
 MaxBytes = Annotated[int | None, typer.Option(help="Stored bytes it may have; -1: any number.")]
 MaxRank = Annotated[int | None, typer.Option(help="Largest rank it may publish; -1: any.")]
@@ -61,6 +65,7 @@ def create_tenant(
     weight: Weight = None,
     max_concurrent: MaxConcurrent = None,
     max_queued: MaxQueued = None,
+    max_tokens_per_minute: MaxTokens = None,
     max_adapters: MaxAdapters = None,
     max_adapter_bytes: MaxBytes = None,
     max_rank: MaxRank = None,
@@ -78,6 +83,7 @@ def create_tenant(
         weight=weight,
         max_concurrent=max_concurrent,
         max_queued=max_queued,
+        max_tokens_per_minute=max_tokens_per_minute,
         max_adapters=max_adapters,
         max_adapter_bytes=max_adapter_bytes,
         max_rank=max_rank,
@@ -101,6 +107,7 @@ def change_tenant(
     weight: Weight = None,
     max_concurrent: MaxConcurrent = None,
     max_queued: MaxQueued = None,
+    max_tokens_per_minute: MaxTokens = None,
     max_adapters: MaxAdapters = None,
     max_adapter_bytes: MaxBytes = None,
     max_rank: MaxRank = None,
@@ -118,6 +125,7 @@ def change_tenant(
         weight=weight,
         max_concurrent=max_concurrent,
         max_queued=max_queued,
+        max_tokens_per_minute=max_tokens_per_minute,
         max_adapters=max_adapters,
         max_adapter_bytes=max_adapter_bytes,
         max_rank=max_rank,

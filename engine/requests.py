@@ -118,19 +118,17 @@ class Requests:
     def settle(self, sequence: Sequence) -> None:
         """Tells account and usage of the output tokens that they don't know of yet: a page at a
         time at most, since telling them of each would cost more than all else about a token."""
+        if len(sequence.tokens) - sequence.num_prompt > sequence.num_settled:
+            self.produced(sequence, 0)
+
+    def produced(self, sequence: Sequence, num_dropped: int, amount: float | None = None) -> None:
+        """It has output tokens that weren't told of yet, and some more were drawn and dropped.
+        amount: what they have cost, where that was measured."""
         num_output = len(sequence.tokens) - sequence.num_prompt
         num_new = num_output - sequence.num_settled
-        if num_new:
-            self.produced(sequence, num_new, num_new)
-
-    def produced(
-        self, sequence: Sequence, num_drawn: int, num_kept: int, amount: float | None = None
-    ) -> None:
-        """Output tokens that were drawn, and those of them that it has kept. amount: what they have
-        cost, where that was measured."""
-        sequence.num_settled += num_kept
-        self._accounts.produced(sequence.id, num_drawn, amount)
-        self._counters.output(sequence.usage, num_kept)
+        sequence.num_settled = num_output
+        self._accounts.produced(sequence.request.id, num_new + num_dropped, amount)
+        self._counters.output(sequence.usage, num_new)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """It waits again, at the head of its queue, and will be computed anew."""

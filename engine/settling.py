@@ -80,7 +80,6 @@ class Settling:
     ) -> SequenceOutput:
         """Appends what a row has drawn, up to where the sequence ends."""
         sequence, stops = span.sequence, span.sequence.stops
-        self._requests.settle(sequence)
         num_left = sequence.max_length - len(sequence.tokens)
         accepted = tokens if len(tokens) <= num_left else tokens[:num_left]
         finish = FinishReason.LENGTH if len(accepted) == num_left else None
@@ -94,7 +93,7 @@ class Settling:
             # What reading the prompt has cost is settled with it; reading on after a preemption
             # isn't charged, but for the token that comes of it.
             amount = 0.0 if span.start < sequence.num_prompt else amount / span.num_tokens
-        self._requests.produced(sequence, len(tokens), len(accepted), amount)
+        self._requests.produced(sequence, len(tokens) - len(accepted), amount)
         num_known = span.start + span.num_tokens
         if num_known // self._page_tokens > len(sequence.nodes):
             self._holdings.keep(sequence, num_known)

@@ -21,6 +21,7 @@ class Tenant:
     weight          share of the service relative to other tenants, > 0
     max_concurrent  requests of this tenant in progress at once, one ingress
     max_queued      of those, how many may be waiting for their first token
+    max_tokens_per_minute  prompt and output tokens of the whole service (None: no limit)
     max_host_bytes, max_device_bytes  of its adapters on one replica, in host memory and on the
                     device (None: no limit). At its limit a tenant's own adapters make way for its
                     next one; see `engine.adapters.quotas`
@@ -36,6 +37,7 @@ class Tenant:
     max_device_bytes: int | None = None
     soft_kv_share: float | None = None
     hard_kv_share: float | None = None
+    max_tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class TenantRecord:
     max_adapters       names that stand for something
     max_adapter_bytes  stored bytes of all versions that aren't retired, each counted once
     max_host_bytes, max_device_bytes  of its adapters on one replica; None: no limit
+    max_tokens_per_minute  of the whole service; None: no limit
     soft_kv_share, hard_kv_share  of a replica's KV pages; None: no limit
     max_rank, allowed_ranks  of every module of a version; no allowed ranks: any
     """
@@ -59,6 +60,7 @@ class TenantRecord:
     max_device_bytes: int | None = None
     soft_kv_share: float | None = None
     hard_kv_share: float | None = None
+    max_tokens_per_minute: int | None = None
 
     @property
     def key(self) -> str:
@@ -90,6 +92,7 @@ class TenantRecord:
             self.max_device_bytes,
             self.soft_kv_share,
             self.hard_kv_share,
+            self.max_tokens_per_minute,
         )
 
     def to_value(self) -> dict[str, Any]:

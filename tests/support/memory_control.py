@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
+from deployments.token_book import TokenBook
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import LoraplexError
 from engine.types import AdapterRef
@@ -25,13 +27,24 @@ REVISION = "b" * 64
 @dataclass
 class MemoryControl:
     """Stages anything at once, or fails with `error`; stores small objects, so that a version is
-    whole. `orders`: what it was asked."""
+    whole. `orders`: what it was asked. clock: of the
+    tokens a minute. away: while set, tokens can't be had."""
 
     registry: Registry
     store: ObjectStore
     gatekeeper: Gatekeeper
     error: LoraplexError | None = None
     orders: list[Order] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
+    away: LoraplexError | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = TokenBook(self.clock)
+
+    async def lease_tokens(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.away is not None:
+            raise self.away
+        return self.tokens.lease(order)
 
     async def stage(self, order: Order) -> VersionRecord:
         self.orders.append(order)

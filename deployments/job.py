@@ -1,0 +1,58 @@
+"""A client request that was let in: its answer, and the events that make it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from deployments.answers import Answer, Event
+from deployments.generation import Generation
+from deployments.token_limits import TokenTicket
+from deployments.trials import Watch
+from router.admission import Ticket
+
+
+class Job:
+    """A request let in: its answer, and the events that make it."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        answer: Answer,
+        ticket: Ticket,
+        tokens: TokenTicket,
+        watch: Watch | None,
+    ) -> None:
+        """watch: of a canary's trial, None: of none."""
+        self.answer = answer
+        self.ref = generation.ref
+        self._generation = generation
+        self._ticket = ticket
+        self._watch = watch
+        self._tokens = tokens
+
+    def batches(self) -> AsyncGenerator[list[Event], None]:
+        """Close it in the end: that is what stops the replica."""
+        counted = self._count(self._generation.events())
+        return counted if self._watch is None else self._watch.over(counted)
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer. Raises LoraplexErrors."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                self.answer.add(batch)
+        return self.answer.whole()
+
+    async def _count(
+        self, events: AsyncGenerator[list[Event], None]
+    ) -> AsyncGenerator[list[Event], None]:
+        started: set[int] = set()
+        async with aclosing(events) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if event["i"] not in started:
+                        started.add(event["i"])
+                        self._ticket.started()
+                    self._tokens.produced(event.get("tokens", 0))
+                yield batch
