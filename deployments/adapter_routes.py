@@ -62,6 +62,10 @@ class Control(Protocol):
         """See `token_book`."""
         ...
 
+    async def usage(self, tenants: list[str] | None, after: str, limit: int) -> Mapping[str, Any]:
+        """See `UsageKeeper.usage`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:

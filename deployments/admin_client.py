@@ -168,6 +168,11 @@ class AdminClient:
     def rotate_key(self, tenant: str) -> dict[str, Any]:
         return self._call("POST", _path("tenants", tenant, "rotate-key"))
 
+    def usage(
+        self, tenant: str = "", limit: int | None = None, after: str = ""
+    ) -> list[dict[str, Any]]:
+        return list(self._pages("/v1/usage", {"tenant": tenant} if tenant else {}, limit, after))
+
     def sweep(self, dry_run: bool) -> dict[str, Any]:
         body = {"dry_run": dry_run}
         return self._call("POST", "/v1/store/sweep", json=body, timeout=SWEEP_TIMEOUT_S)

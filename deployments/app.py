@@ -68,11 +68,11 @@ class Ingress:
 class ControlHost:
     """Control, imported where it runs: nothing else here needs torch."""
 
-    def __init__(self, config: AppConfig, home: str) -> None:
+    def __init__(self, config: AppConfig, home: str, replicas: DeploymentHandle[Any]) -> None:
         from deployments.control import Control  # noqa: PLC0415
 
         check_here(home, node_here)
-        self._control = Control(config)
+        self._control = Control(config, replicas=RayReplicas(replicas))
         self._sweeping: asyncio.Task[None] | None = None
 
     async def check_health(self) -> None:
@@ -98,6 +98,9 @@ class ControlHost:
     async def lease_tokens(self, order: dict[str, Any]) -> dict[str, Any]:
         return self._control.lease_tokens(order)
 
+    async def usage(self, tenants: list[str] | None, after: str, limit: int) -> dict[str, Any]:
+        return await self._control.usage(tenants, after, limit)
+
 
 def build(args: dict[str, Any]) -> serve.Application:
     """Raises ConfigError for what can't be served, before any replica starts."""
@@ -122,7 +125,7 @@ def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Applic
         ray_actor_options={"num_cpus": 0},
     )(ControlHost)
     return _ingress_deployment(config).bind(
-        config, revision, replicas, control.bind(config, home), home
+        config, revision, replicas, control.bind(config, home, replicas), home
     )
 
 

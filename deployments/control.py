@@ -20,6 +20,7 @@ from deployments.added_tokens import BaseTokens
 from deployments.claims import Claims
 from deployments.config import AppConfig
 from deployments.gatekeeper import Gatekeeper
+from deployments.generation import Model
 from deployments.import_folder import ImportFolder
 from deployments.judge import Judge, PublishPolicy, ServedBase
 from deployments.orders import Order, Source
@@ -31,6 +32,7 @@ from deployments.registry.version_record import VersionRecord
 from deployments.sources import Sources
 from deployments.sweep import Sweep
 from deployments.token_book import TokenBook
+from deployments.usage_keeper import UsageKeeper
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
 from engine.adapters.weights import SERVING_DTYPES
@@ -47,11 +49,18 @@ Answer = dict[str, Any]
 
 
 class Control:
-    """Undecorated, so that tests make one as it is. `clock` gives Unix seconds."""
+    """Undecorated, so that tests make one as it is. `clock` gives Unix seconds.
+    replicas: who are asked what tenants have used; None: nobody."""
 
-    def __init__(self, config: AppConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: AppConfig,
+        clock: Callable[[], float] = time.time,
+        replicas: Model | None = None,
+    ) -> None:
         self._registry: Registry = open_registry(config.registry_url)
         self._tokens = TokenBook(time.monotonic)
+        self._usage = UsageKeeper(replicas, self._registry, time.monotonic)
         store = open_store(config.store_url, config.store_options)
         imports = config.publish.import_store
         claims = Claims()
@@ -129,8 +138,18 @@ class Control:
         except LoraplexError as error:
             return {"error": dataclasses.asdict(error.info())}
 
+    async def usage(self, tenants: list[str] | None, after: str, limit: int) -> Answer:
+        """See `UsageKeeper.usage`."""
+        try:
+            return await self._usage.usage(tenants, after, limit)
+        except LoraplexError as error:
+            return {"error": dataclasses.asdict(error.info())}
+
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Gather and sweep for ever."""
+        await asyncio.gather(self._usage.run(), self._sweep_for_ever())
+
+    async def _sweep_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_period_s)
             answer = await self.sweep()
@@ -141,6 +160,7 @@ class Control:
         self._threads.shutdown()
         self._sweeper.shutdown()
         self._gate.shutdown()
+        self._usage.close()
         self._registry.close()
 
     async def _answer(self, threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:

@@ -165,6 +165,9 @@ class RayControl:
     async def lease_tokens(self, order: Mapping[str, Any]) -> dict[str, Any]:
         return await self._call("lease_tokens", dict(order))
 
+    async def usage(self, tenants: list[str] | None, after: str, limit: int) -> dict[str, Any]:
+        return await self._call("usage", tenants, after, limit)
+
     async def _call(self, method: str, *args: Any) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = await self._handle.options(method_name=method).remote(*args)

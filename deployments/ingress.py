@@ -36,6 +36,7 @@ from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
 from deployments.trials import Trials
 from deployments.upload_forms import UploadForms
+from deployments.usage_routes import UsageRoutes
 from deployments.warmth_routes import WarmthRoutes
 from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
@@ -122,6 +123,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.include_router(_adapter_routes(parts, catalog, tenants, serving).router())
     app.include_router(admin.router())
     app.include_router(warmth.router())
+    app.include_router(UsageRoutes(catalog, tenants, parts.control).router())
     _add_probes(app, serving)
     return app
 

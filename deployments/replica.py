@@ -16,12 +16,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from deployments.books import Books
 from deployments.calls import Call, Pace
 from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
 from deployments.hosts import check_here, node_here, serve_rank
 from deployments.replica_config import ReplicaConfig
-from deployments.shared_service import ServiceBook
 from deployments.streams import Event, Stream, error_event
 from deployments.tier_orders import place_of, read_pins, read_prefetch
 from engine.adapters.residency import ResidencyTable
@@ -85,7 +85,7 @@ class Replica:
         self._residency = ResidencyTable()
         self._stats: CoreStats | None = None
         self._ready: Ready | None = None
-        self._service = ServiceBook(uuid.uuid4().hex)
+        self._books = Books(uuid.uuid4().hex)
 
     async def start(self) -> None:
         """Start the children, once however often it is called. Raises the core's complaint."""
@@ -190,8 +190,12 @@ class Replica:
     async def exchange_service(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `shared_service`."""
         await self.start()
-        self._children.submit([self._service.read(order)])
-        return self._service.answer(self._slot())
+        self._children.submit([self._books.service.read(order)])
+        return self._books.service.answer(self._slot())
+
+    async def gather_usage(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `books`."""
+        return self._books.usage(order)
 
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:
@@ -201,7 +205,7 @@ class Replica:
         if output.residency is not None:
             self._residency.apply(output.residency)
         self._stats = output.stats or self._stats
-        self._service.heard(() if output.stats is None else output.stats.service)
+        self._books.heard(output.stats)
         stops: list[Input] = []
         for part in output.sequences:
             known = self._streams.get(part.request_id)

@@ -17,6 +17,7 @@ from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from deployments.token_book import TokenBook
+from deployments.usage_ledger import UsageLedger
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import LoraplexError
 from engine.types import AdapterRef
@@ -40,11 +41,20 @@ class MemoryControl:
 
     def __post_init__(self) -> None:
         self.tokens = TokenBook(self.clock)
+        self.ledger = UsageLedger()
 
     async def lease_tokens(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.away is not None:
             raise self.away
         return self.tokens.lease(order)
+
+    async def usage(self, tenants: list[str] | None, after: str, limit: int) -> Mapping[str, Any]:
+        """What `ledger` has."""
+        if self.away is not None:
+            raise self.away
+        known = [t for t in self.ledger.tenants() if t > after] if tenants is None else tenants
+        data = [{"tenant": t, **self.ledger.total(t)} for t in known[:limit]]
+        return {"data": data, "has_more": len(known) > limit}
 
     async def stage(self, order: Order) -> VersionRecord:
         self.orders.append(order)
