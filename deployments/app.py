@@ -20,11 +20,22 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import AppConfig, ConfigError, load
 from deployments.config_sections import ReplicaSection
 from deployments.handles import RayControl, RayReplicas
-from deployments.hosts import check_here, check_hosts, home_node, node_here, num_nodes
+from deployments.hosts import (
+    check_here,
+    check_hosts,
+    home_node,
+    node_here,
+    num_nodes,
+    serve_instance,
+)
 from deployments.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.replica import Replica
+from deployments.telemetry.instruments import Where
+from deployments.telemetry.logs import about_request
+from deployments.telemetry.tracing import tracing
 from engine.adapters.store import open_store
+from engine.log_lines import log_as_json
 from engine.model.revision import base_revision
 
 log = logging.getLogger("loraplex.app")
@@ -50,6 +61,7 @@ class Ingress:
         control: DeploymentHandle[Any],
         home: str,
     ) -> None:
+        log_as_json("ingress", about_request)
         check_here(home, node_here)
         self._parts = Parts(
             config=config,
@@ -59,6 +71,7 @@ class Ingress:
             control=RayControl(control),
             store=open_store(config.store_url, config.store_options),
             adds_request_id=False,  # Serve's proxy does
+            tracing=tracing(config.telemetry, Where.INGRESS, serve_instance),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -71,6 +84,7 @@ class ControlHost:
     def __init__(self, config: AppConfig, home: str, replicas: DeploymentHandle[Any]) -> None:
         from deployments.control import Control  # noqa: PLC0415
 
+        log_as_json("control", about_request)
         check_here(home, node_here)
         self._control = Control(config, replicas=RayReplicas(replicas))
         self._sweeping: asyncio.Task[None] | None = None

@@ -169,6 +169,8 @@ class AppConfig(Section):
             startup_timeout_s=section.startup_timeout_s,
             stall_s=section.stall_s,
             home_node=home_node,
+            telemetry=self.telemetry,
+            json_logs=True,
         )
 
     def _device(self) -> Device:

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.answers import error_body
+from deployments.telemetry.following import Followed, Follower
 from engine.errors import ErrorInfo, InvalidRequest, LoraplexError, TooLarge
 
 T = TypeVar("T")
@@ -42,14 +43,21 @@ class Edge:
 
     new_id     makes request ids
     adds_header  False behind a proxy that adds the header itself
+    follower   sees each request from its arrival to its end
     """
 
     def __init__(
-        self, app: ASGIApp, *, new_id: Callable[[], str], adds_header: bool = True
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], str],
+        adds_header: bool = True,
+        follower: Follower | None = None,
     ) -> None:
         self._app = app
         self._new_id = new_id
         self._adds_header = adds_header
+        self._follower = follower or Follower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,13 +65,15 @@ class Edge:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _SANE_ID.fullmatch(given) else self._new_id()
-        scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        with self._follower.follow(scope, request_id) as followed:
+            await self._answer(scope, receive, send, followed)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, followed: Followed) -> None:
+        request_id = followed.request_id
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                followed.status = message["status"]
                 if self._adds_header:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
@@ -71,10 +81,11 @@ class Edge:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientGone, ClientDisconnect):
+            followed.client_gone()
             logger.info("request %s: the client went away", request_id)
         except Exception:
             logger.exception("request %s failed", request_id)
-            if not started:
+            if followed.status is None:
                 info = ErrorInfo(500, "internal_error", f"Internal error. Request {request_id}.")
                 await error_response(info)(scope, receive, send_with_id)
 
@@ -82,8 +93,9 @@ class Edge:
 def add_error_handlers(app: FastAPI) -> None:
     """Errors of ours and of the framework leave in the OpenAI API's shape."""
 
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LoraplexError)
+        request.state.trace.fail(error.code, error.message)
         return error_response(error.info())
 
     async def frameworks(request: Request, error: Exception) -> Response:

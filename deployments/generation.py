@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from deployments.answers import Event, raise_errors
+from deployments.telemetry.tracing import RequestTrace, untraced
 from engine.errors import LoraplexError, ReplicaLost, RequestTimeout, Unavailable
 from engine.types import WIRE_VERSION, AdapterRef, Request, Tenant
 
@@ -73,6 +74,7 @@ class Generation:
     timeout_s  from now to the last token
     nonce      answers a new unguessable word: request ids must differ between clients that send
                the same x-request-id, or one could end another's
+    trace      of the client request
     """
 
     model: Model
@@ -81,6 +83,7 @@ class Generation:
     timeout_s: float
     clock: Callable[[], float]
     nonce: Callable[[], str]
+    trace: RequestTrace = field(default_factory=untraced)
 
     @property
     def num_prompt(self) -> int:
@@ -102,6 +105,7 @@ class Generation:
                 if delivered or pause_s is None or error.code != REPLICA_LOST:
                     raise
                 logger.warning("replica lost before its first token; trying another")
+                self.trace.event("replica_lost")
                 await asyncio.sleep(pause_s)
 
     async def _attempt(self, deadline: float) -> AsyncGenerator[list[Event], None]:
@@ -112,7 +116,9 @@ class Generation:
                 replace(r, id=f"{r.id}.{word}-{i}").to_wire() for i, r in enumerate(self.requests)
             ],
             "deadline_s": max(0.0, deadline - self.clock()),
+            "about": self.trace.about["request_id"],
         }
+        self.trace.send(call)
         stream = self.model.generate(
             call,
             ring_key="" if self.ref is None else self.ref.ring_key,
@@ -133,6 +139,7 @@ class Generation:
             await _read_end(batches)
         finally:
             stream.cancel()
+            self.trace.routed(call)
 
     async def _next(self, batches: AsyncIterator[list[Event]], deadline: float) -> list[Event]:
         try:

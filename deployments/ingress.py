@@ -31,6 +31,8 @@ from deployments.openai_routes import openai_router
 from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
+from deployments.telemetry.following import Follower
+from deployments.telemetry.tracing import Tracing
 from deployments.tenants import Tenants
 from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
@@ -70,6 +72,7 @@ class Parts:
     store: ObjectStore
     sources: Sources = field(default_factory=_sources)
     adds_request_id: bool = True
+    tracing: Tracing | None = None
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -107,7 +110,10 @@ def create_app(parts: Parts) -> FastAPI:
         tokenising.shutdown(wait=False, cancel_futures=True)
 
     edge = Middleware(
-        Edge, new_id=lambda: f"req-{sources.word()}", adds_header=parts.adds_request_id
+        Edge,
+        new_id=lambda: f"req-{sources.word()}",
+        adds_header=parts.adds_request_id,
+        follower=Follower(parts.tracing, parts.config.telemetry.access_log, sources.monotonic),
     )
     app = FastAPI(
         lifespan=lifespan,

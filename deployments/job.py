@@ -8,8 +8,10 @@ from typing import Any
 
 from deployments.answers import Answer, Event
 from deployments.generation import Generation
+from deployments.telemetry.logs import ContentLog
 from deployments.token_limits import TokenTicket
 from deployments.trials import Watch
+from engine.errors import LoraplexError
 from router.admission import Ticket
 
 
@@ -23,14 +25,16 @@ class Job:
         ticket: Ticket,
         tokens: TokenTicket,
         watch: Watch | None,
+        content: ContentLog | None,
     ) -> None:
-        """watch: of a canary's trial, None: of none."""
+        """watch: of a canary's trial, None: of none. content: where the tenant wants it logged."""
         self.answer = answer
         self.ref = generation.ref
         self._generation = generation
         self._ticket = ticket
         self._watch = watch
         self._tokens = tokens
+        self._content = content
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
         """Close it in the end: that is what stops the replica."""
@@ -48,11 +52,22 @@ class Job:
         self, events: AsyncGenerator[list[Event], None]
     ) -> AsyncGenerator[list[Event], None]:
         started: set[int] = set()
-        async with aclosing(events) as batches:
-            async for batch in batches:
-                for event in batch:
-                    if event["i"] not in started:
-                        started.add(event["i"])
-                        self._ticket.started()
-                    self._tokens.produced(event.get("tokens", 0))
-                yield batch
+        trace = self._generation.trace
+        try:
+            async with aclosing(events) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        if event["i"] not in started:
+                            started.add(event["i"])
+                            self._ticket.started()
+                            trace.event("first_token")
+                        self._tokens.produced(event.get("tokens", 0))
+                    if self._content is not None:
+                        self._content.add(batch)
+                    yield batch
+        except LoraplexError as error:
+            trace.fail(error.code, error.message)
+            raise
+        finally:
+            if self._content is not None:
+                self._content.write()

@@ -165,6 +165,10 @@ class ChatBody(GenerationBody):
     def num_prompts(self) -> int:
         return 1
 
+    def asked(self) -> Any:
+        """What the client wants an answer to, as it sent it."""
+        return self.messages
+
     def chat(self) -> list[dict[str, Any]]:
         """The messages as templates take them: content is one string, absent values are left out,
         `developer` is `system`. Raises InvalidRequest."""
@@ -175,6 +179,10 @@ class ChatBody(GenerationBody):
 
 class CompletionBody(GenerationBody):
     prompt: str | list[Any]
+
+    def asked(self) -> Any:
+        """What the client wants an answer to, as it sent it."""
+        return self.prompt
 
     @property
     def num_prompts(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -32,18 +33,23 @@ def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> AP
     router = APIRouter(prefix="/v1")
 
     async def caller_of(request: Request) -> Caller:
-        return await catalog.caller(bearer_key(request.headers.get("authorization")))
+        with request.state.trace.step("authenticate"):
+            return await catalog.caller(bearer_key(request.headers.get("authorization")))
+
+    async def body_of(request: Request) -> Any:
+        with request.state.trace.step("receive"):
+            return await read_json(request, max_body_bytes)
 
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         caller = await caller_of(request)
-        body = parse(ChatBody, await read_json(request, max_body_bytes))
+        body = parse(ChatBody, await body_of(request))
         return await _answer(request, serving, caller, body)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
         caller = await caller_of(request)
-        body = parse(CompletionBody, await read_json(request, max_body_bytes))
+        body = parse(CompletionBody, await body_of(request))
         return await _answer(request, serving, caller, body)
 
     @router.get("/models")
@@ -62,10 +68,11 @@ def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> AP
 async def _answer(
     request: Request, serving: Serving, caller: Caller, body: ChatBody | CompletionBody
 ) -> Response:
-    request_id = request.state.request_id
+    request_id, trace = request.state.request_id, request.state.trace
 
     def begin() -> AbstractAsyncContextManager[Job]:
-        return serving.job(request_id, caller, body, request.headers.get(SESSION, ""))
+        session = request.headers.get(SESSION, "")
+        return serving.job(request_id, caller, body, session, trace)
 
     async def whole() -> Response:
         async with begin() as job:

@@ -17,28 +17,32 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from deployments.books import Books
+from deployments.call_wire import read_call
 from deployments.calls import Call, Pace
 from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
-from deployments.hosts import check_here, node_here, serve_rank
-from deployments.replica_config import ReplicaConfig
+from deployments.hosts import check_here, node_here, serve_instance, serve_rank
+from deployments.replica_config import ReplicaConfig, device_facts
 from deployments.streams import Event, Stream, error_event
+from deployments.telemetry.instruments import Where
+from deployments.telemetry.logs import about_request, begin_request
+from deployments.telemetry.replica_spans import ReplicaSpans
+from deployments.telemetry.tracing import tracing
 from deployments.tier_orders import place_of, read_pins, read_prefetch
 from engine.adapters.residency import ResidencyTable
 from engine.errors import (
     CoreLost,
-    InvalidRequest,
     LoraplexError,
     ReplicaLost,
     RequestTimeout,
     Unavailable,
 )
+from engine.log_lines import fields, log_as_json
 from engine.messages import Abort, CoreStats, Drop, Input, Output, Ready, Submit
 from engine.types import FinishReason, Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
 
-CALL_VERSION = 1
 LEAVING = ReplicaLost("The replica is about to end. Try again.", retry_after_s=1.0)
 LOST = CoreLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
 
@@ -64,6 +68,8 @@ class Replica:
         core: str = CORE,
         loader: str = LOADER,
     ) -> None:
+        if config.json_logs:
+            log_as_json("replica", about_request)
         check_here(config.home_node, node_here)
         self._config = config
         self._clock = clock
@@ -86,6 +92,8 @@ class Replica:
         self._stats: CoreStats | None = None
         self._ready: Ready | None = None
         self._books = Books(uuid.uuid4().hex)
+        traces = tracing(config.telemetry, Where.REPLICA, serve_instance)
+        self._spans = None if traces is None else ReplicaSpans(traces)
 
     async def start(self) -> None:
         """Start the children, once however often it is called. Raises the core's complaint."""
@@ -107,7 +115,7 @@ class Replica:
     async def generate(self, call: Mapping[str, Any]) -> AsyncIterator[list[Event]]:
         """Answer one client request: lists of events as in `deployments.streams`.
 
-        call  {"v": 1, "requests": [Request.to_wire(), ...], "deadline_s": seconds from now}
+        call  as in `deployments.call_wire`
 
         Nothing is raised for what goes wrong with a request: its stream ends with an error event.
         When the caller goes away, what is unfinished is aborted in the core.
@@ -119,12 +127,17 @@ class Replica:
             num = len(call.get("requests", ())) or 1
             yield [error_event(i, error.info()) for i in range(num)]
             return
+        about = begin_request(str(call.get("about", "")))
+        about.update(tenant=requests[0].tenant.id, **fields(requests[0].adapter)["fields"])
+        span = None if self._spans is None else self._spans.begin(call, self._slot(), about)
         loop = asyncio.get_running_loop()
         streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
         open_call = Call(streams, self._pace, loop)
         if self._dead:
             self._fail(open_call, LEAVING)
         else:
+            if span is not None and self._spans is not None:
+                self._spans.submitted(span, requests)
             self._submit(open_call)
         timer = loop.call_later(deadline_s, self._fail, open_call, _late(deadline_s))
         self._num_calls += 1
@@ -135,6 +148,10 @@ class Replica:
             self._num_calls -= 1
             timer.cancel()
             self._abandon(open_call)
+            for code, why in {s.error.code: s.error.message for s in streams if s.error}.items():
+                log.warning("failed: %s", why, extra=fields(code=code))
+            if span is not None:
+                span.end()
 
     def _read(self, call: Mapping[str, Any]) -> tuple[list[Request], float]:
         """Under ids of our own: two clients may send the same x-request-id at once."""
@@ -204,6 +221,8 @@ class Replica:
             self._observe(output)
         if output.residency is not None:
             self._residency.apply(output.residency)
+        if self._spans is not None:
+            self._spans.note(output)
         self._stats = output.stats or self._stats
         self._books.heard(output.stats)
         stops: list[Input] = []
@@ -225,6 +244,8 @@ class Replica:
         """Every stream gets its error event; once those are out, this process ends, so that Ray
         replaces the whole and nothing of the old one keeps memory."""
         self._dead = True
+        if self._spans is not None:
+            self._spans.lost()
         for call in {id(call): call for _, call in self._streams.values()}.values():
             self._fail(call, LOST)
         self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
@@ -273,24 +294,10 @@ class Replica:
             "ready": started and not self._dead,
             "pids": {"replica": os.getpid(), **self._children.pids},
             "slot": self._slot(),
-            "device": None if self._ready is None else self._device(self._ready),
+            "device": self._ready and device_facts(self._config.engine, self._ready),
             "residency": self._residency.lists(),
             "failed": self._children.load_failures.reasons(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
-        }
-
-    def _device(self, ready: Ready) -> dict[str, Any]:
-        """What the core runs on. memory: bytes, see `engine.device_memory`; None but on a GPU."""
-        engine = self._config.engine
-        return {
-            "kind": engine.model.device,
-            "dtype": engine.model.dtype,
-            "depth": engine.schedule.depth,
-            "startup_s": ready.startup_s,
-            "num_pages": ready.num_pages,
-            "page_bytes": ready.page_bytes,
-            "arena_bytes": ready.num_pages * ready.page_bytes,
-            "memory": None if ready.memory is None else dataclasses.asdict(ready.memory),
         }
 
     def shutdown(self) -> None:
@@ -301,17 +308,6 @@ class Replica:
         """Ray Serve calls this after draining, when a replica is taken away."""
         if hasattr(self, "_children"):
             self.shutdown()
-
-
-def read_call(call: Mapping[str, Any]) -> tuple[list[Request], float]:
-    """(requests, seconds from now to the deadline). Raises InvalidRequest for a call of another
-    release, before anything of it is begun."""
-    if call.get("v") != CALL_VERSION:
-        raise InvalidRequest(f"Call version {call.get('v')} is not {CALL_VERSION}.")
-    try:
-        return [Request.from_wire(wire) for wire in call["requests"]], float(call["deadline_s"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"The call can't be read: {error!r}.") from None
 
 
 def _late(deadline_s: float) -> RequestTimeout:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from deployments.telemetry.section import TelemetrySection
 from engine.config import EngineConfig
+from engine.messages import Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class ReplicaConfig:
     stall_s            a core silent for so long is unhealthy (it reports once a second at least,
                        but for a step longer than that)
     drain_s            after the core's death, how long error events may take to be picked up
+    telemetry          what it tells of itself, and where to
+    json_logs          whether its log lines are JSON objects on the error output
     home_node          the only Ray node that it may run on (`deployments.hosts`); empty: any
     """
 
@@ -32,3 +37,19 @@ class ReplicaConfig:
     stall_s: float = 30.0
     drain_s: float = 0.3
     home_node: str = ""
+    telemetry: TelemetrySection = TelemetrySection()
+    json_logs: bool = False
+
+
+def device_facts(engine: EngineConfig, ready: Ready) -> dict[str, Any]:
+    """What the core runs on. memory: bytes, see `engine.device_memory`; None but on a GPU."""
+    return {
+        "kind": engine.model.device,
+        "dtype": engine.model.dtype,
+        "depth": engine.schedule.depth,
+        "startup_s": ready.startup_s,
+        "num_pages": ready.num_pages,
+        "page_bytes": ready.page_bytes,
+        "arena_bytes": ready.num_pages * ready.page_bytes,
+        "memory": None if ready.memory is None else asdict(ready.memory),
+    }

@@ -17,6 +17,8 @@ from deployments.hints import Hints
 from deployments.job import Job
 from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.telemetry.logs import ContentLog
+from deployments.telemetry.tracing import RequestTrace, untraced
 from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
 from deployments.trials import Trials
@@ -92,7 +94,12 @@ class Serving:
 
     @asynccontextmanager
     async def job(
-        self, request_id: str, caller: Caller, body: ChatBody | CompletionBody, session: str = ""
+        self,
+        request_id: str,
+        caller: Caller,
+        body: ChatBody | CompletionBody,
+        session: str = "",
+        trace: RequestTrace | None = None,
     ) -> AsyncIterator[Job]:
         """A client request, let in until the context ends. session: what the client calls its own,
         "" for what the body says.
@@ -100,17 +107,24 @@ class Serving:
         Admission comes before template and tokens, whose cost falls on every tenant. Raises
         NotFound, InvalidRequest, PermissionDenied, TooManyRequests, Unavailable.
         """
-        ref, tenant = await self._resolve(body.model, caller, session or body.session)
+        trace = trace or untraced(request_id)
+        trace.identify(caller.as_tenant().id)
+        with trace.step("resolve"):
+            ref, tenant = await self._resolve(body.model, caller, session or body.session)
+        trace.identify(tenant.id, ref)
         num = self._num_sequences(body)
         with self.place(), self.admission.admit(tenant, num) as ticket:
+            trace.event("admitted")
             if ref is not None and self._hints.see(ref.key):
                 self.replicas.hint(ref, tenant)
             watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
-            generation = await self._generation(request_id, body, tenant, ref, self.timeout_s)
-            tokens = await self.tokens.admit(tenant, generation.num_prompt // body.num_choices)
+            generation = await self._generation(trace, body, tenant, ref, self.timeout_s)
+            with trace.step("quota"):
+                tokens = await self.tokens.admit(tenant, generation.num_prompt // body.num_choices)
             answer = Answer(self._head(request_id, ref, body), num)
+            content = ContentLog(body.asked()) if caller.log_content else None
             try:
-                yield Job(generation, answer, ticket, tokens, watch)
+                yield Job(generation, answer, ticket, tokens, watch, content)
             finally:
                 tokens.end()
 
@@ -125,7 +139,8 @@ class Serving:
         """The whole answer of the version `ref`, whatever names stand for: nobody's request, so it
         takes a place of this process but none of the tenant's. Raises as `job`."""
         with self.place():
-            generation = await self._generation(request_id, body, tenant, ref, timeout_s)
+            trace = untraced(request_id)
+            generation = await self._generation(trace, body, tenant, ref, timeout_s)
             answer = Answer(self._head(request_id, ref, body), self._num_sequences(body))
             async with aclosing(generation.events()) as batches:
                 async for batch in batches:
@@ -134,7 +149,7 @@ class Serving:
 
     async def _generation(
         self,
-        request_id: str,
+        trace: RequestTrace,
         body: ChatBody | CompletionBody,
         tenant: Tenant,
         ref: AdapterRef | None,
@@ -142,12 +157,12 @@ class Serving:
     ) -> Generation:
         requests = expand(
             body,
-            await self._tokens(body),
+            await self._tokens(body, trace),
             tenant=tenant,
             ref=ref,
             limits=self.limits,
             draw_seed=lambda: self.sources.bits(64),
-            request_id=request_id,
+            request_id=trace.about["request_id"],
         )
         return Generation(
             model=self.replicas,
@@ -156,6 +171,7 @@ class Serving:
             timeout_s=timeout_s,
             clock=self.sources.monotonic,
             nonce=self.sources.word,
+            trace=trace,
         )
 
     def models(self, caller: Caller) -> list[dict[str, Any]]:
@@ -208,17 +224,22 @@ class Serving:
             )
         return num
 
-    async def _tokens(self, body: ChatBody | CompletionBody) -> list[tuple[int, ...]]:
+    async def _tokens(
+        self, body: ChatBody | CompletionBody, trace: RequestTrace
+    ) -> list[tuple[int, ...]]:
         """Of each prompt."""
         if isinstance(body, ChatBody):
-            text = self.template.render(body.chat(), body.chat_template_kwargs)
+            with trace.step("template"):
+                text = self.template.render(body.chat(), body.chat_template_kwargs)
             self._check_length(text, "messages")
-            return await self.tokeniser.encode([text], special_tokens=False)
+            with trace.step("tokenise"):
+                return await self.tokeniser.encode([text], special_tokens=False)
         prompts = body.prompts()
         texts = [p for p in prompts if isinstance(p, str)]
         for text in texts:
             self._check_length(text, "prompt")
-        encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
+        with trace.step("tokenise"):
+            encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
         return [next(encoded) if isinstance(p, str) else p for p in prompts]
 
     def _check_length(self, text: str, param: str) -> None:

@@ -24,6 +24,7 @@ class Stream:
     index    its place in the client's call
     stopped  a stop string matched: the core does not know yet and must be told
     done     its last event has been made; nothing may be fed any more
+    error    what ended it, where something did
     """
 
     def __init__(self, index: int, request: Request, vocabulary: Vocabulary) -> None:
@@ -31,6 +32,7 @@ class Stream:
         self.request = request
         self.stopped = False
         self.done = False
+        self.error: ErrorInfo | None = None
         self._detokeniser = Detokeniser(vocabulary)
         self._stops = StopStrings(request.stop)
         self._num_tokens = 0  # all so far
@@ -56,6 +58,7 @@ class Stream:
     def fail(self, error: ErrorInfo) -> Event:
         """End with an error."""
         self.done = True
+        self.error = error
         return error_event(self.index, error)
 
     def _text(self, tokens: tuple[int, ...]) -> str:

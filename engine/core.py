@@ -22,6 +22,7 @@ from engine.child import attach
 from engine.config import EngineConfig
 from engine.engine import build_engine
 from engine.errors import ErrorInfo, InvalidRequest, LoraplexError
+from engine.log_lines import log_as_json
 from engine.messages import Input, Output, Ready
 from engine.plan import Runner
 
@@ -121,7 +122,7 @@ def complaint(error: Exception) -> ErrorInfo:
 def main(build: BuildRunner = build_runner) -> int:
     """Returns the exit status: 0 where the parent ended the core, 1 where it can't start. A step
     that fails ends the process, with status 1."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_as_json("core")
     started = time.monotonic()
     try:
         parent = attach()

@@ -39,6 +39,7 @@ from engine.channel import Channel, ChannelClosed
 from engine.child import attach
 from engine.config import EngineConfig
 from engine.errors import AdapterRejected, AdapterUnavailable, LoraplexError
+from engine.log_lines import fields, log_as_json
 from engine.messages import Discard, Load, LoadDone
 from engine.model.modules import ModuleTable
 from engine.model.spec import BackboneSpec
@@ -87,9 +88,10 @@ class Loader:
         except OSError as failed:
             error = AdapterUnavailable(f"Reading the adapter failed: {failed.strerror}.")
         except Exception as failed:
-            log.exception("Load of %s failed", load.ref.key)
+            log.exception("Load of %s failed", load.ref.key, extra=fields(load.ref))
             error = AdapterUnavailable(f"Loading the adapter failed: {type(failed).__name__}.")
         seconds, steps = watch.end()
+        _log(load.ref, seconds, from_disk, error)
         return LoadDone(
             load_id=load.load_id,
             key=load.ref.key,
@@ -157,13 +159,15 @@ class Loader:
                 return self._open(ref, folder, watch), True
             except (AdapterCorrupt, FileNotFoundError):
                 # It is bad, or was evicted under us.
-                log.warning("Fetching %s again: its copy on disk can't be used", ref.key)
+                log.warning(
+                    "Fetching %s again: its copy on disk can't be used", ref.key, extra=fields(ref)
+                )
                 self._disk.drop(prefix)
         try:
             return self._fetch(ref, prefix, self._disk, watch), False
         except AdapterCorrupt as error:
             # Damaged on its way, or a copy that went on from damaged bytes: that passes.
-            log.warning("Fetching %s again: %s", ref.key, error.message)
+            log.warning("Fetching %s again: %s", ref.key, error.message, extra=fields(ref))
             return self._fetch(ref, prefix, self._disk, watch), False
 
     def _in_place(self, prefix: str) -> Path:
@@ -224,6 +228,15 @@ class Loader:
         return DiskTier(store.disk_path, store.disk_bytes)
 
 
+def _log(ref: AdapterRef, seconds: float, from_disk: bool, error: LoraplexError | None) -> None:
+    if error is None:
+        told = fields(ref, seconds=round(seconds, 6), from_disk=from_disk)
+        log.info("loaded %s", ref.key, extra=told)
+    else:
+        told = fields(ref, seconds=round(seconds, 6), code=error.info().code)
+        log.warning("loading %s failed: %s", ref.key, error.message, extra=told)
+
+
 def _check_digest(ref: AdapterRef, manifest: bytes) -> None:
     if digest(manifest) != ref.digest:
         raise AdapterCorrupt(NOT_PUBLISHED)
@@ -248,7 +261,7 @@ def serve(loader: Loader, channel: Channel, max_loads: int) -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_as_json("loader")
     torch.set_num_threads(1)
     try:
         parent = attach()

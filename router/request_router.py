@@ -25,8 +25,9 @@ from router.hints import SpillHints, prefetch_order
 from router.load import LoadTable
 from router.placement import Placement, PlacementPolicy, Reason
 from router.ring import Ring
+from router.routes import note_route
 
-logger = logging.getLogger("ray.serve.loraplex.router")
+logger = logging.getLogger("loraplex.router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,7 @@ class AdapterRouter(RequestRouter):
         if placement.replica is None:
             return None
         self.counters.placed[placement.reason] += 1
+        note_route(pending_request.args, placement, self._clock())
         if placement.spare is not None:
             self._prepare(placement.spare, pending_request)
         if self._clock() - self._last_report >= self._options.report_s:

@@ -17,6 +17,9 @@ class TelemetrySection(Section):
     ray            metrics go to Ray's Prometheus endpoint of each node
     otlp_endpoint  base URL of an OpenTelemetry collector (OTLP over HTTP): "" is none; where the
                    config doesn't say, OTEL_EXPORTER_OTLP_ENDPOINT
+    traces, trace_ratio  whether spans go to the collector, and of the requests whose client says
+                   nothing about it, the part that is traced; a sampled traceparent is followed
+    access_log     a log line for each answer of the API
     export_s       between two exports
     top_tenants, top_adapters  how many have labels of their own, in one process
     rank_s         between two decisions which those are
@@ -25,6 +28,9 @@ class TelemetrySection(Section):
     metrics: bool = True
     ray: bool = True
     otlp_endpoint: str = ""
+    traces: bool = True
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    access_log: bool = True
     export_s: Seconds = 5
     top_tenants: Annotated[int, Field(ge=1, le=500)] = 20
     top_adapters: Annotated[int, Field(ge=1, le=500)] = 20
@@ -45,6 +51,6 @@ class TelemetrySection(Section):
         turns everything off. The exporters read the others themselves (headers, certificates,
         OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES)."""
         if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-            return self.model_copy(update={"metrics": False})
+            return self.model_copy(update={"metrics": False, "traces": False})
         endpoint = self.otlp_endpoint or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
         return self.model_validate({**self.model_dump(), "otlp_endpoint": endpoint})

@@ -261,5 +261,5 @@ async def test_a_client_that_goes_while_it_sends_its_body_is_no_failure_of_ours(
         await read_json(Request(scope, receive), 100)
 
     edge = Edge(app, new_id=lambda: "req-1")
-    await edge({"type": "http", "method": "POST", "headers": []}, receive, send)
+    await edge({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, receive, send)
     assert sent == []

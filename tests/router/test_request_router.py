@@ -311,7 +311,7 @@ async def test_picking_without_sending_answers_one_rank() -> None:
 
 async def test_counters_are_logged_as_often_as_asked(caplog) -> None:
     fleet = Harness(2, report_s=0.0)
-    with caplog.at_level("INFO", logger="ray.serve.loraplex.router"):
+    with caplog.at_level("INFO", logger="loraplex.router"):
         fleet.router.counters.placed.clear()
         await fleet.send("t/a")
     assert "placed: owner 1; waited 0" in caplog.text

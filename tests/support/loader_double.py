@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from engine.adapters.layout import AdapterLayout
 from engine.channel import Channel
 from engine.child import attach
 from engine.messages import Discard, Load, LoadDone
+from engine.timeline import LoadStep
 
 
 def answer(channel: Channel, load: Load) -> None:
     layout = AdapterLayout((), load.ref.num_elements)
-    channel.send(LoadDone(load.load_id, load.ref.key, layout, None, 0.01, from_disk=False))
+    now = time.monotonic()
+    steps = (LoadStep("fetch", now - 0.01, now - 0.005), LoadStep("verify", now - 0.005, now))
+    done = LoadDone(load.load_id, load.ref.key, layout, None, 0.01, from_disk=False, steps=steps)
+    channel.send(done)
 
 
 def main() -> None:

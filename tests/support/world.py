@@ -19,6 +19,7 @@ from engine.config import (
 from engine.engine import Engine, build_engine
 from engine.errors import ErrorInfo
 from engine.messages import CoreStats, Discard, Load, LoadDone, Measures, Output
+from engine.timeline import Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from tests.support.device_model import DeviceModel
 from tests.support.virtual import VirtualClock
@@ -37,6 +38,7 @@ class Answer:
     error: ErrorInfo | None = None
     num_cached: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    waits: tuple[Wait, ...] = ()
 
 
 def adapter(name: str, num_pages: int = 2, tenant: str = "t") -> AdapterRef:
@@ -187,3 +189,4 @@ class World:
             answer.error = part.error
             answer.num_cached.append(part.num_cached)
             answer.times.append(self.clock())
+            answer.waits = part.waits
