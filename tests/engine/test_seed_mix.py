@@ -34,6 +34,7 @@ def answer(model, *, before=0, after=0, num_pages=300, depth=0):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_seeded_request_answers_the_same_alone_in_any_row_and_preempted(model, depth):
+    """B-SEED-MIX: with and without neighbours that have no seed."""
     alone, _ = answer(model)
     assert answer(model, before=3, after=2, depth=depth)[0] == alone
     crowded, num_preemptions = answer(model, before=2, after=5, num_pages=40, depth=depth)
