@@ -33,13 +33,12 @@ from deployments.serving import Serving
 from deployments.tenants import Tenants
 from deployments.trial_counts import Trial
 from deployments.upload_forms import UploadForms
+from deployments.version_orders import VersionOrders
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import InvalidRequest, NotFound, Unavailable
-from engine.types import AdapterRef
 
 logger = logging.getLogger(__name__)
 STATUS_TIMEOUT_S = 3.0
-DROP_TIMEOUT_S = 5.0
 FILES = (CONFIG, TENSORS, MANIFEST)
 
 
@@ -83,6 +82,10 @@ class AdapterRoutes:
     store: ObjectStore
     uploads: UploadForms
     max_body_bytes: int
+
+    @property
+    def _orders(self) -> VersionOrders:
+        return VersionOrders(self.replicas)
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/adapters")
@@ -158,6 +161,8 @@ class AdapterRoutes:
         placing, probes = body.placing(), body.asked()
         order = Order(self._owner(caller, body), body.name, source, caller.hint, body.base)
         version = await self.control.stage(order)
+        # Its bytes may have been mended just now, and the probes ask for them.
+        await self._orders.retry([version.ref])
         if probes:
             tenant = await asyncio.to_thread(self.tenants.get, order.tenant)
             version = await answered(self.serving, version, tenant.tenant(), probes)
@@ -214,7 +219,7 @@ class AdapterRoutes:
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
         await self.catalog.refresh()
         refs = unused(record, version, self.catalog.adapters(tenant))
-        await self._drop(refs, now)
+        await self._orders.drop(refs, now)
         dead = {v.ref.digest for v in record.tombstones(version)}
         shared = sorted(dead - {ref.digest for ref in refs})
         return JSONResponse({**adapter_view(record), "shared": shared})
@@ -222,24 +227,8 @@ class AdapterRoutes:
     async def _change(self, what: str, change: Callable[[], AdapterRecord]) -> Response:
         record = await asyncio.to_thread(change)
         logger.info("%s: production is %s", what, record.current)
+        await self._orders.retry([v.ref for v in record.standing()])
         return JSONResponse(adapter_view(record))
-
-    async def _drop(self, refs: Sequence[AdapterRef], now: bool) -> None:
-        """With `now` the replicas also refuse what an ingress lets in before it knows."""
-        if not refs:
-            return
-        try:
-            await self.replicas.drop(refs, now, DROP_TIMEOUT_S)
-        except Unavailable as error:
-            if not now:  # copies that nobody uses go in time anyhow
-                logger.warning("retired versions stay on replicas for a while: %s", error.message)
-                return
-            raise Unavailable(
-                "It is retired, but not every replica could be told to end what runs on it. Retire"
-                " it with --now once more.",
-                code="not_told",
-                retry_after_s=1.0,
-            ) from None
 
     # Who may --------------------------------------------------------------------------------------
     async def _caller(self, request: Request) -> Caller:

@@ -23,7 +23,7 @@ from deployments.loads import Loads
 from engine.channel import ChannelClosed
 from engine.config import EngineConfig
 from engine.errors import AdapterUnavailable, ErrorInfo, LoraplexError
-from engine.messages import Discard, Input, Load, LoadDone, Output, Ready
+from engine.messages import Discard, Input, Load, LoadDone, Output, Ready, Retry
 
 log = logging.getLogger("loraplex.children")
 
@@ -110,6 +110,8 @@ class Children:
             for message in inputs:
                 if isinstance(message, LoadDone):
                     self.load_failures.note(message)
+                elif isinstance(message, Retry):
+                    self.load_failures.forget(message.ref.key)
                 self._core.channel.send(message)
 
     def close(self) -> None:

@@ -28,6 +28,10 @@ class LoadFailures:
             while len(self._reasons) > self._max_kept:
                 self._reasons.popitem(last=False)
 
+    def forget(self, key: str) -> None:
+        """It may have been mended."""
+        self._reasons.pop(key, None)
+
     def reason(self, key: str) -> str | None:
         return self._reasons.get(key)
 

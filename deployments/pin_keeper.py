@@ -25,18 +25,24 @@ TIMEOUT_S = 3.0
 
 @dataclass(slots=True, eq=False)
 class PinKeeper:
-    """vnodes: the router's. Every ingress has one; the same pins pushed twice change nothing."""
+    """vnodes: the router's. Every ingress has one; the same pins pushed twice change nothing. One
+    push at a time, so that the last to arrive was the last to be read."""
 
     catalog: Catalog
     pins: Pins
     replicas: Model
     vnodes: int
-    _has_pushed: bool = field(default=False, init=False)
+    _may_hold: bool = field(default=True, init=False)  # the replicas, of an earlier ingress
+    _pushing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def push(self) -> None:
         """Raises Unavailable where the registry or the replicas can't be reached."""
+        async with self._pushing:
+            await self._push()
+
+    async def _push(self) -> None:
         records = await asyncio.to_thread(self.pins.all)
-        if not records and not self._has_pushed:
+        if not records and not self._may_hold:
             return
         slots = slots_of(await self.replicas.statuses(TIMEOUT_S))
         placed: list[SlotPin] = []
@@ -47,7 +53,7 @@ class PinKeeper:
             where = owners(slots, adapter.ref.ring_key, record.replicas, self.vnodes)
             placed.append(SlotPin(adapter.ref, record.on_device, where))
         await self.replicas.tell("set_pins", pins_order(placed), TIMEOUT_S)
-        self._has_pushed = bool(records)
+        self._may_hold = bool(records)
 
     async def run(self) -> None:
         """Push for ever."""

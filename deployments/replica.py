@@ -28,7 +28,7 @@ from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_spans import ReplicaSpans
 from deployments.telemetry.tracing import tracing
-from deployments.tier_orders import place_of, read_pins, read_prefetch
+from deployments.tier_orders import place_of, read_pins, read_prefetch, read_retry
 from engine.adapters.residency import ResidencyTable
 from engine.errors import (
     CoreLost,
@@ -190,12 +190,18 @@ class Replica:
         where the order is for others."""
         await self.start()
         slot = self._slot()
-        wish = read_prefetch(order, slot)
-        if wish is None:
+        wishes = read_prefetch(order, slot)
+        if not wishes:
             return None
-        self._children.submit([wish])
-        why = self._children.load_failures.reason(wish.ref.key)
-        return {"slot": slot, **place_of(self._residency.places(wish.ref.key), why)}
+        self._children.submit(wishes)
+        key = wishes[-1].ref.key
+        why = self._children.load_failures.reason(key)
+        return {"slot": slot, **place_of(self._residency.places(key), why)}
+
+    async def retry(self, order: Mapping[str, Any]) -> None:
+        """See `tier_orders`: what of these versions has failed is forgotten."""
+        await self.start()
+        self._children.submit(read_retry(order))
 
     async def set_pins(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `tier_orders`: all pins of this replica from now on."""

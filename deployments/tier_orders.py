@@ -1,10 +1,12 @@
 """What a replica is told about its tiers, beside requests: plain values, so that releases can mix.
 
     prefetch  {"v": 1, "ref": ..., "to_device": bool, "ordered": bool, "tenant": ... or None,
-               "slots": [rank, ...] or None}
+               "slots": [rank, ...] or None, "retry": bool}
+    retry     {"v": 1, "refs": [..., ...]}
     pins      {"v": 1, "pins": [{"ref": ..., "on_device": bool, "slots": [rank, ...]}, ...]}
 
-`slots` says which replicas are meant; None: whoever gets it. No torch.
+`slots` says which replicas are meant; None: whoever gets it. `retry`: also after a failure that is
+remembered (`messages.Retry`). No torch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from engine.adapters.residency import DEVICE, HOST, LOADING
 from engine.errors import InvalidRequest
-from engine.messages import Pin, Prefetch, SetPins
+from engine.messages import Pin, Prefetch, Retry, SetPins
 from engine.types import AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
 
 ORDER_VERSION = 1
@@ -37,6 +39,7 @@ def prefetch_order(
     ordered: bool,
     tenant: Tenant | None = None,
     slots: Sequence[int] | None = None,
+    retry: bool = False,
 ) -> dict[str, Any]:
     return {
         "v": ORDER_VERSION,
@@ -45,7 +48,12 @@ def prefetch_order(
         "ordered": ordered,
         "tenant": None if tenant is None else asdict(tenant),
         "slots": None if slots is None else list(slots),
+        "retry": retry,
     }
+
+
+def retry_order(refs: Iterable[AdapterRef]) -> dict[str, Any]:
+    return {"v": ORDER_VERSION, "refs": [adapter_to_wire(ref) for ref in refs]}
 
 
 def pins_order(pins: Iterable[SlotPin]) -> dict[str, Any]:
@@ -56,19 +64,30 @@ def pins_order(pins: Iterable[SlotPin]) -> dict[str, Any]:
     return {"v": ORDER_VERSION, "pins": wires}
 
 
-def read_prefetch(order: Mapping[str, Any], slot: int) -> Prefetch | None:
-    """None: it is for other replicas. Raises InvalidRequest for an order that can't be read."""
+def read_prefetch(order: Mapping[str, Any], slot: int) -> list[Retry | Prefetch]:
+    """What to tell the core, the wish last. Empty: it is for other replicas. Raises InvalidRequest
+    for an order that can't be read."""
     _check_version(order)
     try:
         if order["slots"] is not None and slot not in order["slots"]:
-            return None
+            return []
         tenant = order["tenant"]
-        return Prefetch(
+        wish = Prefetch(
             adapter_from_wire(order["ref"]),
             to_device=bool(order["to_device"]),
             is_ordered=bool(order["ordered"]),
             tenant=None if tenant is None else _tenant(tenant),
         )
+        return [Retry(wish.ref), wish] if order.get("retry") else [wish]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"The order can't be read: {error!r}.") from None
+
+
+def read_retry(order: Mapping[str, Any]) -> list[Retry]:
+    """Raises InvalidRequest for an order that can't be read."""
+    _check_version(order)
+    try:
+        return [Retry(adapter_from_wire(ref)) for ref in order["refs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"The order can't be read: {error!r}.") from None
 

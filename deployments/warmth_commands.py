@@ -61,7 +61,7 @@ def prefetch(
         while not answer["done"] and not _failures(answer) and time.monotonic() < until_s:
             bar.update(task, completed=answer["num_there"])
             time.sleep(POLL_S)
-            answer = service.prefetch(tenant, name, **fields)
+            answer = service.prefetch(tenant, name, **fields, retry=False)
     places = ", ".join(f"{p['tier']} on replica {p['slot']}" for p in answer["replicas"])
     show(answer, as_json, f"{adapter}: {places}.")
     if failures := _failures(answer):

@@ -46,6 +46,12 @@ class WarmthBody(Body):
         return 1 if self.replicas == "owner" else 0
 
 
+class PrefetchBody(WarmthBody):
+    """retry: also what has failed to load is tried again; false: its failure is told."""
+
+    retry: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class WarmthRoutes:
     """The handlers. keeper: pushes a change of pins. vnodes: the router's. `of` composes them."""
@@ -86,9 +92,9 @@ class WarmthRoutes:
 
     async def prefetch(self, request: Request, tenant: str, name: str) -> Response:
         """Order it nearer and say how far it is; 202 until it is there. Asking again does no harm,
-        and is how to follow it."""
+        and with `retry` false is how to follow it."""
         await self._caller(request)
-        body = parse(WarmthBody, await read_json(request, self.max_body_bytes))
+        body = parse(PrefetchBody, await read_json(request, self.max_body_bytes))
         ref = self._ref(tenant, name)
         slots = slots_of(await self.replicas.statuses(TIMEOUT_S))
         chosen = owners(slots, ref.ring_key, body.num_replicas(), self.vnodes)
@@ -100,6 +106,7 @@ class WarmthRoutes:
             ordered=True,
             tenant=await self._tenant(tenant),
             slots=chosen,
+            retry=body.retry,
         )
         answers = await self.replicas.tell("prefetch", order, TIMEOUT_S)
         places = sorted(answers, key=lambda a: chosen.index(a["slot"]))

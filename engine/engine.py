@@ -22,6 +22,7 @@ from engine.messages import (
     LoadDone,
     Output,
     Prefetch,
+    Retry,
     SequenceOutput,
     ServiceElsewhere,
     SetPins,
@@ -84,6 +85,8 @@ class Engine:
                 self.scheduler.cache.set_pins(pins)
             case Drop():
                 self.scheduler.retire(message, now)
+            case Retry(ref):
+                self.scheduler.cache.retry(ref)
             case LoadDone():
                 self.scheduler.loaded(message, now)
             case ServiceElsewhere(peers):

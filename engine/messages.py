@@ -75,6 +75,14 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Whatever this version failed to load of, or that it was retired, may be mended: who asks for
+    it next has it loaded, as if nothing were remembered."""
+
+    ref: AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
 class LoadDone:
     """The block lies in host memory at the load's `host_offset`, or `error` says why not.
 
@@ -115,7 +123,7 @@ class ServiceElsewhere:
     peers: tuple[PeerService, ...]
 
 
-Input = Submit | Abort | Prefetch | SetPins | Drop | LoadDone | ServiceElsewhere
+Input = Submit | Abort | Prefetch | SetPins | Drop | Retry | LoadDone | ServiceElsewhere
 
 
 # From the core ----------------------------------------------------------------------------------

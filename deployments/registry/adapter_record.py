@@ -259,6 +259,11 @@ class AdapterRecord:
             found |= set() if alias.canary is None else {alias.canary}
         return frozenset(found)
 
+    def standing(self) -> list[VersionRecord]:
+        """What requests can get by an alias: those that they stand for, and their canaries."""
+        digests = {d for a in self.aliases.values() for d in (a.digest, a.canary)}
+        return [v for v in self.versions if v.ref.digest in digests]
+
     def check(self) -> None:
         """Assert that aliases stand for live versions and that nothing grows without bound."""
         live = {v.ref.digest for v in self.versions if v.live}

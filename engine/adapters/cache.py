@@ -13,17 +13,17 @@ from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from engine.accounts import Accounts
-from engine.adapters.failures import Failures, mismatch, unfit
+from engine.adapters.failures import mismatch, unfit
 from engine.adapters.host import HostPool
 from engine.adapters.lease import Lease
 from engine.adapters.lifecycle import Lifecycle
 from engine.adapters.loading import Loading
+from engine.adapters.obstacles import Obstacles
 from engine.adapters.pins import Pins
 from engine.adapters.promotion import Promotion, UploadOrder
 from engine.adapters.quotas import Quotas
 from engine.adapters.residency import is_at
 from engine.adapters.residents import Residents
-from engine.adapters.retired import Retired
 from engine.adapters.turns import Turns
 from engine.adapters.version import State, Tier, Version
 from engine.arena import Arena
@@ -86,11 +86,8 @@ class AdapterCache:
             self._loading.refresh,
         )
         life.begin(self._loading, self._promotion, self._residents)
-        self._failures = Failures(
-            config.failure_ttl_s, config.max_failure_ttl_s, config.permanent_failure_ttl_s
-        )
         self._pins = Pins(arena, pool, life.versions, life.changed, self._bring)
-        self._retired = Retired()
+        self._obstacles = Obstacles(config, self._pins, itemsize)
         self._loads: list[Load] = []
         self._uploads: list[UploadOrder] = []
         self.num_loads = 0
@@ -103,18 +100,14 @@ class AdapterCache:
         return unfit(ref, ref.num_elements * self._itemsize, self._pool, self._arena)
 
     def obstacle(self, ref: AdapterRef, now: float) -> ErrorInfo | None:
-        """Why it can't be served at present: it was retired just now, its last load failed, as long
-        as that is remembered, or what is pinned leaves too little room."""
-        return (
-            self._retired.error(ref, now)
-            or self._failures.get(ref.key, now)
-            or self._pins.obstacle(ref.num_elements * self._itemsize)
-        )
+        """Why it can't be served at present, see `Obstacles`."""
+        return self._obstacles.of(ref, now)
 
     def refuse(self, ref: AdapterRef, error: ErrorInfo, now: float) -> None:
         """Requests for it are answered with this error for `permanent_failure_ttl_s`."""
-        self.counts.num_refused += self._failures.get(ref.key, now) is None
-        self._failures.add(ref.key, error, True, now)
+        failures = self._obstacles.failures
+        self.counts.num_refused += failures.get(ref.key, now) is None
+        failures.add(ref.key, error, True, now, stays=True)
 
     def want(self, ref: AdapterRef, tenant: Tenant) -> None:
         """One more request, of this tenant, waits for it."""
@@ -155,8 +148,12 @@ class AdapterCache:
 
     def retire(self, drop: Drop, now: float) -> None:
         """See `messages.Drop`; requests are the caller's."""
-        self._retired.add(drop, now)
+        self._obstacles.retired.add(drop, now)
         self._pins.drop(drop.ref.key)
+
+    def retry(self, ref: AdapterRef) -> None:
+        """See `messages.Retry`."""
+        self._obstacles.forget(ref)
 
     def acquire(self, ref: AdapterRef) -> Lease | None:
         """The right to use it, if it is on the device and admission to it is open."""
@@ -195,9 +192,8 @@ class AdapterCache:
         if error is not None:
             self._loading.drop(version)
             self._life.forget(version)
-            self._failures.add(version.key, error, done.permanent, now)
-            return self._failures.get(version.key, now)
-        self._failures.succeeded(version.key)
+            return self._obstacles.failures.add(version.key, error, done.permanent, now)
+        self._obstacles.failures.succeeded(version.key)
         if self._loading.is_charged(version.key):
             self._accounts.loaded(version.ref.tenant, version.num_bytes)
         self.usage.of(version.ref.tenant).loaded_bytes += version.num_bytes
@@ -217,7 +213,7 @@ class AdapterCache:
         """Decides what can go on. plan_id: the last launched plan."""
         self.pass_time(now)
         self.counts.begin_step()
-        for ref in self._retired.leaving(self._life.versions, now):
+        for ref in self._obstacles.retired.leaving(self._life.versions, now):
             self._life.drop(ref, plan_id)
         self._pins.advance(now)
         self._uploads += self._promotion.advance(now, plan_id)

@@ -19,11 +19,14 @@ from engine.types import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """num_in_row: loads of a version that have failed one after another."""
+    """num_in_row: loads of a version that have failed one after another. permanent: no new try can
+    mend it. stays: nor can anybody by mending its object."""
 
     error: ErrorInfo
     num_in_row: int
     until_s: float
+    permanent: bool
+    stays: bool
 
 
 class Failures:
@@ -43,27 +46,35 @@ class Failures:
         self._permanent_ttl_s = permanent_ttl_s
         self._failures: dict[str, Failure] = {}
 
-    def add(self, key: str, error: ErrorInfo, permanent: bool, now: float) -> None:
+    def add(
+        self, key: str, error: ErrorInfo, permanent: bool, now: float, *, stays: bool = False
+    ) -> ErrorInfo:
+        """The error as those are told it who have waited for this load. One that may pass says to
+        come back once it is forgotten, at the earliest: sooner, nobody would try again."""
         oldest = now - self._max_ttl_s  # a row ends with a success, or when it is long ago
         self._failures = {k: f for k, f in self._failures.items() if f.until_s > oldest}
         before = self._failures.get(key)
         num = 1 if before is None else before.num_in_row + 1
         ttl_s = self._permanent_ttl_s if permanent else self._backoff_s(key, num)
-        self._failures[key] = Failure(error, num, now + ttl_s)
+        self._failures[key] = Failure(error, num, now + ttl_s, permanent, stays)
+        return error if error.retry_after_s is None else _later(error, ttl_s)
 
     def succeeded(self, key: str) -> None:
         self._failures.pop(key, None)
 
+    def forget(self, key: str) -> None:
+        """Its object may have been mended."""
+        failure = self._failures.get(key)
+        if failure is not None and not failure.stays:
+            del self._failures[key]
+
     def get(self, key: str, now: float) -> ErrorInfo | None:
-        """The error as a request is told it. One that may pass says to come back once it is
-        forgotten, at the earliest: sooner, nobody would try again."""
+        """The error as a request is told it that comes later. It says when the next one has the
+        version loaded anew, whatever the cause: nobody has looked since whether it is mended."""
         failure = self._failures.get(key)
         if failure is None or now >= failure.until_s:
             return None
-        error = failure.error
-        if error.retry_after_s is None:
-            return error
-        return replace(error, retry_after_s=max(error.retry_after_s, failure.until_s - now))
+        return failure.error if failure.permanent else _later(failure.error, failure.until_s - now)
 
     def _backoff_s(self, key: str, num_in_row: int) -> float:
         doublings = min(num_in_row - 1, 32)
@@ -71,6 +82,11 @@ class Failures:
             return self._ttl_s
         spread = crc32(f"{key} {num_in_row}".encode()) / (1 << 32)
         return min(self._max_ttl_s, self._ttl_s * 2.0**doublings) * (1 - spread / 2)
+
+
+def _later(error: ErrorInfo, seconds: float) -> ErrorInfo:
+    """To come back in so long, or when the store has asked to, if that is later."""
+    return replace(error, retry_after_s=max(error.retry_after_s or 0.0, seconds))
 
 
 def unfit(ref: AdapterRef, num_bytes: int, pool: HostPool, arena: Arena) -> ErrorInfo | None:

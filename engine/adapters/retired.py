@@ -35,6 +35,10 @@ class Retired:
     def add(self, drop: Drop, now: float) -> None:
         self._marks[drop.ref.key] = _Mark(drop.ref, now + MARK_S, drop.now)
 
+    def forget(self, key: str) -> None:
+        """It was published again."""
+        self._marks.pop(key, None)
+
     def error(self, ref: AdapterRef, now: float) -> ErrorInfo | None:
         """What requests for a version are told that was retired at once."""
         mark = self._marks.get(ref.key)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.tier_orders import read_retry
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, Unavailable
 from tests.support.ingress import InProcess, bearer, error_of, events
@@ -57,6 +58,24 @@ async def until(client, world, model, wanted):
     async with asyncio.timeout(5):
         while await version_of(client, world, model) != wanted:
             await asyncio.sleep(0.01)
+
+
+async def test_who_has_failed_of_a_version_is_told_that_it_may_be_mended(admin, world, two):
+    def told():
+        orders = [order for method, order in world.model.told if method == "retry"]
+        world.model.told.clear()
+        return [[message.ref.digest for message in read_retry(order)] for order in orders]
+
+    told()
+    body = {"tenant": "t1", "name": "two", "folder": "any"}
+    published = (await admin.post("/v1/adapters", json=body)).json()["version"]
+    assert told() == [[published]]
+    await admin.post("/v1/adapters/t1/two/promote", json={"version": two[0]})
+    assert told() == [[two[0]]]
+    await admin.post("/v1/adapters/t1/two/promote", json={"version": two[1], "as": "canary"})
+    assert [set(digests) for digests in told()] == [set(two)]
+    await admin.post("/v1/adapters/t1/two/rollback", json={"as": "canary"})
+    assert told() == [[two[0]]]
 
 
 # B-MODEL-ECHO

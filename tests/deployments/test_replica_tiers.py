@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from deployments.replica import Replica
-from deployments.tier_orders import SlotPin, pins_order, prefetch_order
+from deployments.tier_orders import SlotPin, pins_order, prefetch_order, retry_order
 from engine.errors import InvalidRequest
 from engine.types import adapter_to_wire
 from tests.support.replicas import (
@@ -68,6 +68,35 @@ async def test_a_warm_up_that_fails_says_why(replica: Replica) -> None:
     assert "ended the loader" in answer["why"]
 
 
+async def test_what_was_mended_is_told_and_tried_again(replica: Replica, tmp_path: Path) -> None:
+    ref = adapter("missing", uri=str(tmp_path / "object"))
+    order = prefetch_order(ref, to_device=True, ordered=True)
+
+    async def ask() -> dict[str, Any]:
+        async for batch in replica.generate(call(request(ref=ref, max_tokens=2))):
+            event = batch[-1]
+        return event
+
+    async def failure() -> str | None:
+        await until(lambda: bool(replica._children.load_failures.reasons()))
+        answer = await replica.prefetch(order)
+        assert answer is not None and answer["tier"] == "failed"
+        return str(answer["why"])
+
+    first = (await ask())["error"]
+    assert first["code"] == "object_missing" and first["retry_after_s"] is None
+    assert (await ask())["error"]["retry_after_s"] > 0, "when somebody looks again"
+    assert "no object" in str(await failure())
+    again = await replica.prefetch({**order, "retry": True})
+    assert again == {"slot": SLOT, "tier": "cold", "why": None}
+    assert "no object" in str(await failure()), "nobody has mended it"
+    (tmp_path / "object").touch()
+    assert "error" in await ask()
+    await replica.retry(retry_order([ref]))
+    assert (await ask())["finish"] == "length"
+    assert (await replica.status())["failed"] == {}
+
+
 async def test_pins_are_this_slot_s_and_replace_each_other(replica: Replica) -> None:
     mine, others = adapter("mine"), adapter("others")
     pins = [SlotPin(mine, True, (SLOT, 7)), SlotPin(others, False, (7,))]
@@ -110,3 +139,5 @@ async def test_an_order_of_another_release_changes_nothing(replica: Replica) -> 
         await replica.prefetch({"v": 2})
     with pytest.raises(InvalidRequest):
         await replica.set_pins({"v": 2})
+    with pytest.raises(InvalidRequest):
+        await replica.retry({"v": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from deployments.registry import open_registry
 from deployments.registry.registry import Entry, Registry
 from deployments.tier_orders import read_pins, read_prefetch
 from engine.errors import InvalidRequest
+from engine.messages import Prefetch, Retry
 from router.owners import owners
 from router.ring import Ring
 from tests.support.ingress import InProcess, World, bearer, error_of
@@ -42,9 +44,13 @@ def admin(world: World) -> dict[str, str]:
     return bearer(world.keys["admin"])
 
 
+def last(world: World, method: str) -> Mapping[str, Any]:
+    """The last order of this kind: pins are pushed beside the others."""
+    return [order for told, order in world.model.told if told == method][-1]
+
+
 def last_pins(world: World, slot: int) -> list[tuple[str, bool]]:
-    method, order = world.model.told[-1]
-    assert method == "set_pins"
+    order = last(world, "set_pins")
     return [(pin.ref.ring_key, pin.on_device) for pin in read_pins(order, slot).pins]
 
 
@@ -65,11 +71,22 @@ async def test_a_warm_up_goes_to_the_owners_and_says_how_far_it_is(world: World)
         world.model.answers[0] = {"slot": second, "tier": "device", "why": None}
         response = await client.post(path, json=body, headers=admin(world))
         assert response.status_code == 200 and response.json()["done"]
-    _, order = world.model.told[-1]
+    order = last(world, "prefetch")
     wishes = {slot: read_prefetch(order, slot) for slot in SLOTS}
     assert {slot for slot, wish in wishes.items() if wish} == {first, second}
-    wish = wishes[first]
-    assert wish and wish.is_ordered and wish.to_device and wish.tenant and wish.tenant.id == "t1"
+    retry, wish = wishes[first]
+    assert isinstance(retry, Retry) and retry.ref == wish.ref
+    assert isinstance(wish, Prefetch) and wish.is_ordered and wish.to_device
+    assert wish.tenant and wish.tenant.id == "t1"
+
+
+async def test_a_warm_up_that_is_only_followed_tries_nothing_again(world: World) -> None:
+    slot = owner_slots(1)[0]
+    world.model.answers = [{"slot": slot, "tier": "failed", "why": "no object"}]
+    async with InProcess(world) as client:
+        path = "/v1/adapters/t1/bot/prefetch"
+        await client.post(path, json={"retry": False}, headers=admin(world))
+    assert [type(wish) for wish in read_prefetch(last(world, "prefetch"), slot)] == [Prefetch]
 
 
 @pytest.mark.parametrize(("replicas", "num"), [("owner", 1), ("all", 3), (2, 2), (9, 3)])
@@ -80,7 +97,7 @@ async def test_how_many_replicas(world: World, replicas: Any, num: int) -> None:
             "/v1/adapters/t1/bot/prefetch", json=body, headers=admin(world)
         )
         assert response.json()["num_replicas"] == num
-    assert sorted(world.model.told[-1][1]["slots"]) == sorted(owner_slots(num))
+    assert sorted(last(world, "prefetch")["slots"]) == sorted(owner_slots(num))
 
 
 async def test_who_may_not_and_what_is_not_there(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine.adapters.cache import Tier
 from engine.config import AdapterConfig, ScheduleConfig
 from engine.errors import AdapterRejected, AdapterUnavailable, ErrorInfo
-from engine.messages import LoadDone, Prefetch
+from engine.messages import LoadDone, Prefetch, Retry
 from engine.types import AdapterRef, FinishReason
 from tests.support.world import World, adapter, config
 
@@ -173,7 +173,9 @@ def test_a_failure_is_remembered_for_a_while(permanent: bool, ttl_s: float) -> N
     world.clock.sleep(ttl_s - 0.1)
     world.submit("early", ref=ref)
     world.run()
-    assert world.answers["early"].error == error
+    early = world.answers["early"].error
+    assert early is not None and replace(early, retry_after_s=None) == error
+    assert (early.retry_after_s is None) == permanent, "when somebody looks again"
     assert len(world.loads) == 1
     world.clock.sleep(0.2)
     world.fails = failing()
@@ -181,6 +183,22 @@ def test_a_failure_is_remembered_for_a_while(permanent: bool, ttl_s: float) -> N
     world.run()
     assert world.answers["late"].finish is FinishReason.LENGTH
     assert len(world.loads) == 2
+
+
+@pytest.mark.parametrize("permanent", [False, True])
+def test_what_may_be_mended_is_loaded_for_the_next_request(permanent: bool) -> None:
+    world = World(config(), fails=failing("bad", "worse"))
+    world.permanent = permanent
+    for name in ("bad", "worse"):
+        world.submit(name, ref=adapter(name))
+    world.run()
+    world.fails = failing()
+    world.engine.deliver(Retry(adapter("bad")))
+    for name in ("bad", "worse"):
+        world.submit(f"{name} again", ref=adapter(name))
+    world.run()
+    assert world.answers["bad again"].finish is FinishReason.LENGTH
+    assert world.answers["worse again"].finish is FinishReason.ERROR
 
 
 def test_a_block_that_is_not_what_the_record_says_is_refused() -> None:

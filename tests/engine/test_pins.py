@@ -8,7 +8,7 @@ from engine.adapters.cache import Tier
 from engine.adapters.retired import MARK_S
 from engine.config import AdapterConfig
 from engine.errors import AdapterUnavailable
-from engine.messages import Drop, Pin, Prefetch, SetPins
+from engine.messages import Drop, Pin, Prefetch, Retry, SetPins
 from engine.types import AdapterRef, FinishReason
 from tests.support.world import World, adapter, config
 
@@ -156,6 +156,16 @@ def test_a_retired_version_goes_when_its_last_request_has_ended() -> None:
     assert tier(world, ref) is Tier.COLD
     assert world.residency.lists() == {"loading": [], "host": [], "device": [], "pinned": []}
     assert [discard.ref for discard in world.discards] == [ref]
+
+
+def test_what_is_published_again_after_it_was_retired_now_is_served_at_once() -> None:
+    world = World(config())
+    ref = adapter("a")
+    use(world, ref)
+    world.engine.deliver(Drop(ref, now=True))
+    world.engine.deliver(Retry(ref))
+    use(world, ref)
+    assert {answer.finish for answer in world.answers.values()} == {FinishReason.LENGTH}
 
 
 @pytest.mark.parametrize("turns", range(10))

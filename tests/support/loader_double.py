@@ -1,7 +1,8 @@
 """A loader for tests of the processes around it: `python -m tests.support.loader_double`.
 
 It loads nothing. An adapter named `killer` ends it at once; one named `held` is answered when the
-file that its uri names exists; any other at once. Discarding one deletes the file that its uri
+file that its uri names exists; for one named `missing` that file is the object: without it the
+load fails. Any other is answered at once. Discarding one deletes the file that its uri
 names.
 """
 
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from engine.adapters.layout import AdapterLayout
+from engine.adapters.store import ObjectMissing
 from engine.channel import Channel
 from engine.child import attach
 from engine.messages import Discard, Load, LoadDone
@@ -20,10 +22,13 @@ from engine.timeline import LoadStep
 
 
 def answer(channel: Channel, load: Load) -> None:
-    layout = AdapterLayout((), load.ref.num_elements)
+    layout: AdapterLayout | None = AdapterLayout((), load.ref.num_elements)
+    error = None
+    if load.ref.name == "missing" and not Path(load.ref.uri).exists():
+        layout, error = None, ObjectMissing("The object store has no object of it.").info()
     now = time.monotonic()
     steps = (LoadStep("fetch", now - 0.01, now - 0.005), LoadStep("verify", now - 0.005, now))
-    done = LoadDone(load.load_id, load.ref.key, layout, None, 0.01, from_disk=False, steps=steps)
+    done = LoadDone(load.load_id, load.ref.key, layout, error, 0.01, from_disk=False, steps=steps)
     channel.send(done)
 
 

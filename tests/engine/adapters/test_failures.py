@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,18 +35,34 @@ def test_who_comes_meanwhile_is_told_the_error_and_when_to_come_back():
     assert memory.get("b", 10.5) is None
 
 
-def test_what_a_new_try_does_not_mend_says_no_time():
+def test_what_a_new_try_does_not_mend_says_no_time_but_to_who_comes_later():
+    """He learns when somebody looks again: an operator may have mended it."""
     for error in (LASTS, ObjectMissing("x").info(), AdapterCorrupt("x").info()):
         memory = failures()
-        memory.add("a", error, False, now=0.0)
-        assert memory.get("a", 1.0).retry_after_s is None
-        assert held_s(memory, "a", 0.0) == 2.0, "an operator may have mended it"
+        assert memory.add("a", error, False, now=0.0) == error
+        assert memory.get("a", 1.5) == replace(error, retry_after_s=0.5)
+        assert held_s(memory, "a", 0.0) == 2.0
 
 
 def test_a_permanent_one_lasts():
     memory = failures()
-    memory.add("a", AdapterRejected("x").info(), True, now=0.0)
+    rejected = AdapterRejected("x").info()
+    assert memory.add("a", rejected, True, now=0.0) == rejected == memory.get("a", 1.0)
     assert held_s(memory, "a", 0.0) == 300.0
+
+
+def test_what_was_mended_is_forgotten_with_its_row_but_for_what_stays():
+    memory = failures()
+    for key in "ab":
+        for _ in range(3):
+            memory.add(key, LASTS, False, 0.0)
+    memory.add("c", AdapterRejected("x").info(), True, 0.0, stays=True)
+    for key in "acd":
+        memory.forget(key)
+    assert memory.get("a", 0.0) is None
+    assert memory.get("b", 0.0) is not None and memory.get("c", 0.0) is not None
+    memory.add("a", LASTS, False, 0.0)
+    assert held_s(memory, "a", 0.0) == 2.0
 
 
 def test_repeated_ones_back_off_to_a_cap_and_versions_that_failed_together_part():
