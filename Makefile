@@ -18,7 +18,8 @@ TESTS ?= tests
 WORKERS ?= 2
 SCENARIO ?= noisy-neighbour
 SEED ?= 1
-LOAD ?= --set rate_factor=0.1 --set length_factor=0.25
+LOAD_punica := --set requests=100
+LOAD ?= --set rate_factor=0.1 --set length_factor=0.25 $(LOAD_$(SCENARIO))
 QUICKSTART ?= .loraplex/quickstart
 REPORT ?= .loraplex/load/$(SCENARIO)
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it couldn't be done, 2 wrong usage, 130 ended by Ctrl-C (t
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -65,7 +66,7 @@ def list_scenarios(
         kind = type(scenario(name, {}))
     except WorkloadError as error:
         _fail(error)
-    console.print(Text((kind.__doc__ or "").replace("\n    ", "\n")))
+    console.print(Text(inspect.cleandoc(kind.__doc__ or "")), soft_wrap=True)
     console.print(f"\nSource: {kind.source}", highlight=False)
     for parameter, value in kind().parameters().items():
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else value

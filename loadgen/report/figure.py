@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from loadgen.report.words import seconds
 
-WIDTH, HEIGHT = 7.2, 3.4
+WIDTH, HEIGHT = 6.4, 3.2
 MIN_S = 1e-4
 """Nothing shorter is drawn: between two pieces that came in one read there is no time."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5f5f5f")

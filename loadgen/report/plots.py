@@ -70,7 +70,7 @@ def distribution(series: Mapping[str, Sequence[Outcome]], measure: Measure, labe
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         ax.set_xlabel(label)
-        ax.set_ylabel("at most as long")
+        ax.set_ylabel("share at most as long")
         legend(ax, columns=3)
         return svg(figure)
 
@@ -234,7 +234,8 @@ def _quantiles(group: Group, measure: str) -> Quantiles | None:
 
 
 def all_plots(run: Run, report: Report) -> list[Plot]:
-    """In the order of the page; those with nothing to show are left out."""
+    """In the order of the page, where two of one height stand beside each other; those with nothing
+    to show are left out."""
     parts = deciles(run.outcomes)
     series: dict[str, Sequence[Outcome]] = {"all": run.outcomes}
     if len(parts) > 1:
@@ -243,6 +244,10 @@ def all_plots(run: Run, report: Report) -> list[Plot]:
     plots = [
         Plot("traffic", "Traffic", "What was due, what of it went well, and what was under way.",
              traffic(report)),
+        Plot("fairness", "Fairness over time",
+             "Service is prompt tokens + 2 × answer tokens, over the tenant's weight. Jain's index"
+             " is 1 where tenants that have work all the time are served alike.",
+             fairness(report)),
         Plot("first-cdf", "Time to first token", "From when a request was due.",
              distribution(series, first_of, first)),
         Plot("gap-cdf", "Gaps between tokens", "Between pieces of text as the client got them.",
@@ -256,10 +261,6 @@ def all_plots(run: Run, report: Report) -> list[Plot]:
              popularity(report.deciles, "first", first)),
         Plot("gap-popularity", "Gaps between tokens by popularity", "",
              popularity(report.deciles, "gap", gap)),
-        Plot("fairness", "Fairness over time",
-             "Service is prompt tokens + 2 × answer tokens, over the tenant's weight. Jain's index"
-             " is 1 where tenants that have work all the time are served alike.",
-             fairness(report)),
         Plot("residency", "Resident adapters", "", residency(report)),
     ]  # fmt: skip
     return [plot for plot in plots if plot.svg]

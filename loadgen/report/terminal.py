@@ -11,7 +11,8 @@ from loadgen.report.summary import Report
 
 
 def show_summary(report: Report, console: Console) -> None:
-    for table in (tables.headline(report), tables.errors(report), tables.generator(report)):
+    parts = (tables.headline, tables.server, tables.errors, tables.generator)
+    for table in (part(report) for part in parts):
         if not table.rows:
             continue
         grid = Grid.grid(padding=(0, 2))

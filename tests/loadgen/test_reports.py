@@ -107,7 +107,7 @@ def test_plots_have_labels_and_units_and_are_the_same_each_time() -> None:
     report = summarise(run, Slo())
     plots = all_plots(run, report)
     assert [p.name for p in plots] == [
-        "traffic", "first-cdf", "gap-cdf", "first-tenants", "gap-tenants", "fairness", "residency"
+        "traffic", "fairness", "first-cdf", "gap-cdf", "first-tenants", "gap-tenants", "residency"
     ]  # fmt: skip
     assert plots == all_plots(run, report)
     for plot in plots:
