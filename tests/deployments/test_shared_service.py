@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from deployments.shared_service import ServiceBook, ServiceExchange
+from engine.config import AccountConfig
 from engine.errors import InvalidRequest
-from engine.messages import PeerService
+from engine.messages import PeerService, ServiceElsewhere
+from engine.types import Tenant
+from tests.support.simulation import Ask, Simulation, settings
 
 
 class Fleet:
@@ -59,6 +62,61 @@ async def test_a_replica_that_began_anew_tells_all_it_has() -> None:
     await ingress.exchange()
     await ingress.exchange()
     assert fleet.heard[1][-1] == PeerService("0", "another life", (("a", 2.0),))
+
+
+LOCAL_FLOOR = 0.25
+SPREAD, OWN = Tenant("spread"), [Tenant(f"own{slot}") for slot in range(3)]
+
+
+class Cores(Fleet):
+    """Three engines on virtual clocks behind real books: what they say of their service goes the
+    way that it goes between replicas."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        accounts = AccountConfig(local_floor=LOCAL_FLOOR)
+        self.cores = [Simulation(settings(rows=24, accounts=accounts)) for _ in self.books]
+        for core, book in zip(self.cores, self.books, strict=True):
+            core.hear = lambda stats, book=book: book.heard(stats.service)  # type: ignore[misc]
+
+    async def second(self, ingress: ServiceExchange | None) -> list[tuple[float, float]]:
+        """One tenant asks everywhere without end, three at one replica each. What those two were
+        served at each replica meanwhile."""
+        served = []
+        for core, own in zip(self.cores, OWN, strict=True):
+            before = dict(core.served)
+            makes = [lambda t=t: Ask(t, 256, 64, 96) for t in (SPREAD, own)]
+            core.backlog(makes, core.clock() + 1.0, depth=6)
+            served += [tuple(core.served[t.id] - before.get(t.id, 0.0) for t in (SPREAD, own))]
+        if ingress is not None:
+            await ingress.exchange()
+            for core, heard in zip(self.cores, self.heard, strict=True):
+                core.engine.deliver(ServiceElsewhere(tuple(heard)))
+                heard.clear()
+        return served  # type: ignore[return-value]
+
+
+async def test_three_replicas_share_the_whole_service_and_without_exchange_each_its_own() -> None:
+    """One tenant spread over all and one local to each: a quarter of the whole each, and nobody
+    below the floor of its local share. Then the exchange is away: half of each replica."""
+    fleet = Cores()
+    ingress = ServiceExchange(fleet)  # type: ignore[arg-type]
+    for _ in range(4):
+        await fleet.second(ingress)
+    seconds = [await fleet.second(ingress) for _ in range(7)]
+    spread = sum(part[0] for second in seconds for part in second)
+    own = [sum(second[slot][1] for second in seconds) for slot in range(3)]
+    quarter = (spread + sum(own)) / 4
+    assert all(amount == pytest.approx(quarter, rel=0.1) for amount in (spread, *own))
+    for slot in range(3):
+        here = sum(second[slot][0] for second in seconds)
+        local_share = (here + own[slot]) / 2
+        assert min(here, own[slot]) >= LOCAL_FLOOR * local_share
+    await fleet.second(None)
+    alone = [await fleet.second(None) for _ in range(3)]
+    for slot in range(3):
+        here, mine = (sum(second[slot][i] for second in alone) for i in (0, 1))
+        assert here == pytest.approx(mine, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -108,27 +108,6 @@ def ask(tenant: Tenant) -> Ask:
     return Ask(tenant, 256, 64, 96)
 
 
-def test_three_replicas_share_the_whole_service_alike() -> None:
-    """One tenant is spread over all of them, three have one each: a quarter of the whole each."""
-    spread, local = Tenant("spread"), [Tenant(f"local{i}") for i in range(3)]
-    replicas = [Simulation(settings(rows=24)) for _ in range(3)]
-    served: dict[str, float] = {}
-    for second in range(1, 13):
-        before = [dict(sim.served) for sim in replicas]
-        for sim, own in zip(replicas, local, strict=True):
-            sim.backlog([lambda: ask(spread), lambda own=own: ask(own)], float(second), depth=6)
-        told = [sim.engine.scheduler.exchange.take_changes() for sim in replicas]
-        for number, sim in enumerate(replicas):
-            others = (PeerService(f"r{i}", "1", told[i]) for i in range(3) if i != number)
-            sim.engine.deliver(ServiceElsewhere(tuple(others)))
-        if second > 4:
-            for sim, base in zip(replicas, before, strict=True):
-                for tenant, amount in sim.served.items():
-                    served[tenant] = served.get(tenant, 0.0) + amount - base[tenant]
-    share = sum(served.values()) / 4
-    assert all(amount == pytest.approx(share, rel=0.1) for amount in served.values())
-
-
 @pytest.mark.parametrize("local_floor", [0.25, 0.5])
 def test_a_tenant_that_others_serve_without_end_keeps_its_floor_here(local_floor: float) -> None:
     sim = Simulation(settings(rows=24, accounts=AccountConfig(local_floor=local_floor)))
@@ -142,9 +121,3 @@ def test_a_tenant_that_others_serve_without_end_keeps_its_floor_here(local_floor
     mine, other = (sim.served[tenant] - before[tenant] for tenant in "ab")
     share = mine / (mine + other)
     assert share == pytest.approx(local_floor / 2, rel=0.2), "of half, which is its local share"
-
-
-def test_without_an_exchange_accounts_are_local() -> None:
-    sim = Simulation(settings(rows=24))
-    sim.backlog([lambda: ask(A), lambda: ask(B)], 5.0, depth=6)
-    assert sim.served["a"] == pytest.approx(sim.served["b"], rel=0.05)

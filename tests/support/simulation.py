@@ -24,7 +24,7 @@ from engine.config import (
 )
 from engine.engine import Engine, build_engine
 from engine.fake_runner import KV_BYTES_PER_TOKEN, FakeRunner, counter_token
-from engine.messages import Abort, Load, LoadDone, Output, SequenceOutput
+from engine.messages import Abort, CoreStats, Load, LoadDone, Output, SequenceOutput
 from engine.pass_costs import PassCosts
 from engine.plan import Span
 from engine.types import AdapterRef, FinishReason, Request, Tenant
@@ -106,7 +106,8 @@ class Job:
 @dataclass
 class Simulation:
     """served: weighted tokens (w_p 1, w_q 2), by tenant, of what was really computed for it, a
-    prompt counted with its first token. preempted work isn't counted twice."""
+    prompt counted with its first token. preempted work isn't counted twice. hear: is told the
+    core's counters, once a second."""
 
     config: EngineConfig
     clock: VirtualClock = field(default_factory=VirtualClock)
@@ -114,6 +115,7 @@ class Simulation:
     served: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
+    hear: Callable[[CoreStats], object] = repr
 
     def __post_init__(self) -> None:
         runner = FakeRunner(
@@ -201,6 +203,8 @@ class Simulation:
     def _take(self, output: Output) -> None:
         for load in output.loads:
             self._loading.append((self.clock() + LOAD_S, load))
+        if output.stats is not None:
+            self.hear(output.stats)
         for part in output.sequences:
             self._tell(part)
 
