@@ -190,9 +190,11 @@ class AdapterRecord:
 
     def without_alias(self, alias: str) -> AdapterRecord:
         """Raises NotFound; Conflict for production, which goes with the adapter."""
+        of = self._alias(PRODUCTION if alias == CANARY else alias)
         if alias == CANARY:
+            if of.canary is None:
+                raise NotFound(f"{self.model} has no canary.", param="as")
             return self.rolled_back(CANARY)
-        self._alias(alias)
         if alias == PRODUCTION:
             raise Conflict(
                 f"The bare name {self.model} needs production. Retire the adapter instead.",
