@@ -15,9 +15,9 @@ TIERS = ("device", "host", "loading")
 """Of a replica's report, nearest first."""
 
 
-def adapter_view(record: AdapterRecord) -> dict[str, Any]:
-    """What the registry says. ended: the newest first; condemned: how many older versions wait to
-    be removed."""
+def adapter_view(record: AdapterRecord, to_operator: bool) -> dict[str, Any]:
+    """What the registry says; to an operator also where it is stored. ended: the newest first;
+    condemned: how many older versions wait to be removed."""
     return {
         "object": "adapter",
         "tenant": record.tenant,
@@ -36,19 +36,21 @@ def adapter_view(record: AdapterRecord) -> dict[str, Any]:
             }
             for name, alias in sorted(record.aliases.items())
         },
-        "versions": [_version_view(v) for v in reversed(record.versions)],
+        "versions": [_version_view(v, to_operator) for v in reversed(record.versions)],
         "condemned": len(record.condemned),
     }
 
 
-def resident_view(record: AdapterRecord, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def resident_view(
+    record: AdapterRecord, replicas: Sequence[Mapping[str, Any]], to_operator: bool
+) -> dict[str, Any]:
     """With where its current version is: `status` becomes loading or resident while some replica
     says so, and failed where one couldn't load it and none has it."""
-    view = adapter_view(record)
+    view = adapter_view(record, to_operator)
     ref = record.ref
     if ref is None:
         return {**view, "replicas": []}
-    places = [p for r in replicas if (p := _place(ref.key, r)) is not None]
+    places = [p for r in replicas if (p := _place(ref.key, r, to_operator)) is not None]
     tiers = {p["tier"] for p in places}
     if tiers & {"device", "host"}:
         view["status"] = "resident"
@@ -86,15 +88,15 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
     }
 
 
-def _version_view(version: VersionRecord) -> dict[str, Any]:
+def _version_view(version: VersionRecord, to_operator: bool) -> dict[str, Any]:
     ref = version.ref
     return {
+        **({"uri": ref.uri} if to_operator else {}),
         "digest": ref.digest,
         "base_revision": ref.base_revision,
         "ranks": list(ref.ranks),
         "num_elements": ref.num_elements,
         "num_bytes": ref.num_bytes,
-        "uri": ref.uri,
         "base": version.base,
         "asserted_by": version.asserted_by,
         "published_s": version.published_s,
@@ -108,7 +110,13 @@ def _version_view(version: VersionRecord) -> dict[str, Any]:
     }
 
 
-def _place(key: str, replica: Mapping[str, Any]) -> dict[str, Any] | None:
+def place_view(place: Mapping[str, Any], to_operator: bool) -> dict[str, Any]:
+    """A replica's answer to a prefetch (`tier_orders.place_of`)."""
+    why = place["why"] if to_operator else place.get("public")
+    return {"slot": place["slot"], "tier": place["tier"], "why": why}
+
+
+def _place(key: str, replica: Mapping[str, Any], to_operator: bool) -> dict[str, Any] | None:
     """Where `key` is on one replica: {slot, tier, why (of a failure)}."""
     residency = replica.get("residency", {})
     for tier in TIERS:
@@ -116,5 +124,6 @@ def _place(key: str, replica: Mapping[str, Any]) -> dict[str, Any] | None:
             return {"slot": replica.get("slot"), "tier": tier, "why": None}
     failed = replica.get("failed", {})
     if key in failed:
-        return {"slot": replica.get("slot"), "tier": "failed", "why": failed[key]}
+        why = failed[key] if to_operator else replica.get("failed_public", {}).get(key)
+        return {"slot": replica.get("slot"), "tier": "failed", "why": why}
     return None

@@ -12,49 +12,39 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.adapter_routes import STATUS_TIMEOUT_S, Control
 from deployments.adapter_views import tenant_fields, tenant_view
-from deployments.auth import Caller, bearer_key
-from deployments.catalog import Catalog
-from deployments.edge import read_json
+from deployments.endpoints import Desk, add, page, page_limit
 from deployments.generation import Model
 from deployments.registry.records import TenantRecord
-from deployments.rest_bodies import (
-    SweepBody,
-    TenantBody,
-    TenantLimits,
-    page,
-    page_limit,
-    parse,
-)
+from deployments.rest_bodies import NoFields, SweepBody, TenantBody, TenantLimits
 from deployments.tenants import Tenants
 from engine.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The endpoints' handlers. max_body_bytes: of a request's body."""
+    """The endpoints' handlers."""
 
-    catalog: Catalog
+    desk: Desk
     tenants: Tenants
     control: Control
     replicas: Model
-    max_body_bytes: int
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1")
-        add = router.add_api_route
-        add("/replicas", self.list_replicas, methods=["GET"])
-        add("/tenants", self.list_tenants, methods=["GET"])
-        add("/tenants", self.create_tenant, methods=["POST"])
-        add("/tenants/{tenant}", self.change_tenant, methods=["PATCH"])
-        add("/tenants/{tenant}/rotate-key", self.rotate_key, methods=["POST"])
-        add("/tenants/{tenant}/suspend", self.suspend, methods=["POST"])
-        add("/tenants/{tenant}/resume", self.resume, methods=["POST"])
-        add("/store/sweep", self.sweep, methods=["POST"])
+        one = "/tenants/{tenant}"
+        add(router, "GET", "/replicas", self.list_replicas)
+        add(router, "GET", "/tenants", self.list_tenants, query=("limit", "after"))
+        add(router, "POST", "/tenants", self.create_tenant)
+        add(router, "PATCH", one, self.change_tenant)
+        add(router, "POST", one + "/rotate-key", self.rotate_key)
+        add(router, "POST", one + "/suspend", self.suspend)
+        add(router, "POST", one + "/resume", self.resume)
+        add(router, "POST", "/store/sweep", self.sweep)
         return router
 
     async def list_replicas(self, request: Request) -> Response:
         """What each that answers says of itself: its processes, what is resident, its counters."""
-        await self._caller(request)
+        await self.desk.admin(request)
         try:
             statuses = await self.replicas.statuses(STATUS_TIMEOUT_S)
         except Unavailable:
@@ -63,15 +53,15 @@ class Admin:
         return JSONResponse({"object": "list", "data": data})
 
     async def list_tenants(self, request: Request, after: str = "") -> Response:
-        await self._caller(request)
-        limit = page_limit(request.query_params.get("limit"))
+        await self.desk.admin(request)
+        limit = page_limit(request)
         views, has_more = await asyncio.to_thread(self.tenants.views, after, limit)
         last = views[-1].record.id if views else None
         return page([tenant_view(v) for v in views], last, has_more)
 
     async def create_tenant(self, request: Request) -> Response:
-        await self._caller(request)
-        body = parse(TenantBody, await read_json(request, self.max_body_bytes))
+        await self.desk.admin(request)
+        body = await self.desk.body(request, TenantBody)
         flags = tuple(flag for flag, on in body.switches().items() if on)
         wanted = TenantRecord(body.id, flags=flags, **body.given())
         record, key = await asyncio.to_thread(self.tenants.create, wanted)
@@ -79,8 +69,8 @@ class Admin:
 
     async def change_tenant(self, request: Request, tenant: str) -> Response:
         """What the body names becomes so; the rest stays."""
-        await self._caller(request)
-        body = parse(TenantLimits, await read_json(request, self.max_body_bytes))
+        await self.desk.admin(request)
+        body = await self.desk.body(request, TenantLimits)
 
         def changed(record: TenantRecord) -> TenantRecord:
             for flag, on in body.switches().items():
@@ -91,7 +81,8 @@ class Admin:
         return JSONResponse(tenant_fields(record))
 
     async def rotate_key(self, request: Request, tenant: str) -> Response:
-        await self._caller(request)
+        await self.desk.admin(request)
+        await self.desk.body(request, NoFields)
         key = await asyncio.to_thread(self.tenants.rotate_key, tenant)
         return JSONResponse({"object": "key", "tenant": tenant, "key": key})
 
@@ -103,17 +94,13 @@ class Admin:
 
     async def sweep(self, request: Request) -> Response:
         """Remove from the object store what nobody needs any more; says what."""
-        await self._caller(request)
-        body = parse(SweepBody, await read_json(request, self.max_body_bytes))
+        await self.desk.admin(request)
+        body = await self.desk.body(request, SweepBody)
         return JSONResponse({"object": "sweep", **await self.control.sweep(body.dry_run)})
 
     async def _change(
         self, request: Request, tenant: str, change: Callable[[str], TenantRecord]
     ) -> Response:
-        await self._caller(request)
+        await self.desk.admin(request)
+        await self.desk.body(request, NoFields)
         return JSONResponse(tenant_fields(await asyncio.to_thread(change, tenant)))
-
-    async def _caller(self, request: Request) -> Caller:
-        """Raises Unauthenticated, PermissionDenied."""
-        key = bearer_key(request.headers.get("authorization"))
-        return (await self.catalog.caller(key)).as_admin()

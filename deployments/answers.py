@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from engine.errors import ErrorInfo, LoraplexError
 
@@ -20,6 +20,8 @@ class ErrorFields(TypedDict):
     code: str
     message: str
     retry_after_s: float | None
+    param: NotRequired[str | None]
+    public: NotRequired[str | None]
 
 
 class Event(TypedDict, total=False):
@@ -179,11 +181,12 @@ class Answer:
         return '"delta":{}' if text is None else f'"delta":{{"content":{json.dumps(text)}}}'
 
 
-def error_body(info: ErrorInfo) -> dict[str, Any]:
+def error_body(info: ErrorInfo, *, to_operator: bool = False) -> dict[str, Any]:
     """An error in the OpenAI API's shape."""
+    told = info.message if to_operator else info.public or info.message
     return {
         "error": {
-            "message": info.message,
+            "message": told,
             "type": _error_type(info.status),
             "param": info.param,
             "code": info.code,
@@ -206,7 +209,11 @@ def raise_errors(events: Sequence[Event]) -> None:
 def error_of(fields: ErrorFields) -> LoraplexError:
     """A replica's error as an exception of ours, with its own status and code."""
     error = LoraplexError(
-        fields["message"], code=fields["code"], retry_after_s=fields.get("retry_after_s")
+        fields["message"],
+        code=fields["code"],
+        retry_after_s=fields.get("retry_after_s"),
+        param=fields.get("param"),
+        public=fields.get("public"),
     )
     error.status = fields["status"]
     return error

@@ -27,6 +27,11 @@ class Caller:
     self_publish: bool = False
     log_content: bool = False
 
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is told where and how things are kept."""
+        return self.tenant is None
+
     def as_tenant(self) -> Tenant:
         """Raises PermissionDenied for an admin key."""
         if self.tenant is None:

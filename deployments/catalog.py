@@ -131,6 +131,13 @@ class Catalog:
     def adapter(self, tenant: str, name: str) -> AdapterRecord | None:
         return self._directory.adapter(tenant, name)
 
+    async def find_adapter(self, tenant: str, name: str) -> AdapterRecord | None:
+        """As `adapter`; what the copy doesn't have is asked for as in `resolve`."""
+        record = self._directory.adapter(tenant, name)
+        if record is None and await self._look_up(adapter_key(tenant, name)):
+            record = self._directory.adapter(tenant, name)
+        return record
+
     def adapters(self, tenant: str | None = None) -> Iterator[AdapterRecord]:
         return self._directory.adapters(tenant)
 

@@ -34,6 +34,7 @@ from deployments.pin_budget import PinsSection
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica_config import ReplicaConfig
 from deployments.telemetry.section import TelemetrySection
+from deployments.wording import problems
 from engine.config import (
     Device,
     Dtype,
@@ -48,6 +49,8 @@ from engine.errors import InvalidRequest, LoraplexError
 APPLICATION = "deployments.app:build"
 """As a Serve config names it in `import_path`."""
 _MIB = 1 << 20
+MAX_PROBLEMS = 5
+"""Of a configuration, told at once."""
 _DEFAULT_CONTEXT = 2048
 
 
@@ -237,7 +240,8 @@ def load(
         registry = registry_url(config.registry, environ=env)
         telemetry = config.telemetry.completed(env)
     except ValidationError as error:
-        raise ConfigError(f"Configuration: {_first_problems(error)}") from None
+        said = [sentence for _, sentence in problems(error, AppConfig)]
+        raise ConfigError(f"Configuration: {' '.join(said[:MAX_PROBLEMS])}") from None
     completed = {"registry": registry, "telemetry": telemetry}
     return _absolute(config.model_copy(update=completed), home)
 
@@ -300,8 +304,3 @@ def _absolute(config: AppConfig, home: Path) -> AppConfig:
     return config.model_copy(
         update={"data_dir": below(config.data_dir), "base": base, "import_root": import_root}
     )
-
-
-def _first_problems(error: ValidationError) -> str:
-    problems = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()[:5]]
-    return "; ".join(problems) + "."

@@ -96,7 +96,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LoraplexError)
         request.state.trace.fail(error.code, error.message)
-        return error_response(error.info())
+        to_operator = getattr(request.state, "is_operator", False)
+        if error.public is not None and not to_operator:
+            logger.warning("request %s: %s", request.state.request_id, error.message)
+        return error_response(error.info(), to_operator=to_operator)
 
     async def frameworks(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -114,7 +117,9 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, frameworks)
 
 
-def error_response(info: ErrorInfo, headers: dict[str, str] | None = None) -> JSONResponse:
+def error_response(
+    info: ErrorInfo, headers: dict[str, str] | None = None, *, to_operator: bool = False
+) -> JSONResponse:
     """Retry-After in whole seconds, rounded up, where trying again helps. Where it doesn't, clients
     that would try a 503 again by themselves are told not to."""
     headers = dict(headers or {})
@@ -124,11 +129,17 @@ def error_response(info: ErrorInfo, headers: dict[str, str] | None = None) -> JS
         headers["x-should-retry"] = "false"
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_body(info), status_code=info.status, headers=headers)
+    body = error_body(info, to_operator=to_operator)
+    return JSONResponse(body, status_code=info.status, headers=headers)
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> Any:
     """The body, decoded. Raises TooLarge as soon as it is seen to be, InvalidRequest."""
+    return decode_json(await read_body(request, max_bytes, timeout_s))
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """Raises TooLarge as soon as it is seen to be, InvalidRequest where it doesn't come."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         _refuse_size(max_bytes)
@@ -143,6 +154,11 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float = BODY_TI
         raise InvalidRequest(
             f"The body did not arrive within {timeout_s:g} s.", code="body_timeout"
         ) from None
+    return bytes(body)
+
+
+def decode_json(body: bytes) -> Any:
+    """Raises InvalidRequest."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
         # Halves of surrogate pairs are valid JSON but no text: nothing after us could encode them.

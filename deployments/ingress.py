@@ -25,9 +25,11 @@ from deployments.catalog import Catalog
 from deployments.chat_template import ChatTemplate
 from deployments.config import AppConfig
 from deployments.edge import Edge, add_error_handlers
+from deployments.endpoints import Desk
 from deployments.expansion import ModelLimits
 from deployments.generation import Model
 from deployments.openai_routes import openai_router
+from deployments.pin_keeper import PinKeeper
 from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
@@ -88,7 +90,8 @@ def create_app(parts: Parts) -> FastAPI:
     serving = _serving(parts, catalog, tokenising)
     tenants = Tenants(parts.registry, clock=sources.wall, random_bytes=secrets.token_bytes)
 
-    warmth = WarmthRoutes.of(parts.config, catalog, parts.registry, parts.model, sources.wall)
+    desk = Desk(catalog, limits.max_body_bytes)
+    warmth = WarmthRoutes.of(parts.config, desk, parts.registry, parts.model, sources.wall)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -125,21 +128,22 @@ def create_app(parts: Parts) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(openai_router(serving, catalog, limits.max_body_bytes))
-    admin = Admin(catalog, tenants, parts.control, parts.model, limits.max_body_bytes)
-    app.include_router(_adapter_routes(parts, catalog, tenants, serving).router())
+    adapters = _adapter_routes(parts, desk, tenants, serving, warmth.keeper)
+    app.include_router(adapters.router())
+    admin = Admin(desk, tenants, parts.control, parts.model)
     app.include_router(admin.router())
     app.include_router(warmth.router())
-    app.include_router(UsageRoutes(catalog, tenants, parts.control).router())
+    app.include_router(UsageRoutes(desk, tenants, parts.control).router())
     _add_probes(app, serving)
     return app
 
 
 def _adapter_routes(
-    parts: Parts, catalog: Catalog, tenants: Tenants, serving: Serving
+    parts: Parts, desk: Desk, tenants: Tenants, serving: Serving, keeper: PinKeeper
 ) -> AdapterRoutes:
-    publish, limits = parts.config.publish, parts.config.ingress
+    publish = parts.config.publish
     return AdapterRoutes(
-        catalog=catalog,
+        desk=desk,
         adapters=Adapters(
             parts.registry,
             parts.store,
@@ -149,12 +153,12 @@ def _adapter_routes(
         tenants=tenants,
         control=parts.control,
         replicas=parts.model,
+        keeper=keeper,
         serving=serving,
         store=parts.store,
         uploads=UploadForms(
             parts.store, parts.sources, publish.max_upload_bytes, publish.max_uploads
         ),
-        max_body_bytes=limits.max_body_bytes,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deployments.wording import problems
 from engine.errors import InvalidRequest
 
 M = TypeVar("M", bound="GenerationBody")
@@ -211,7 +212,8 @@ def parse(body_type: type[M], values: Any) -> M:
     try:
         body = body_type.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        where, said = problems(error, body_type)[0]
+        raise InvalidRequest(said, param=where.partition(".")[0] or None) from None
     for name, value in (body.model_extra or {}).items():
         if name in REFUSED and value is not None and not _harmless(value, REFUSED[name]):
             raise InvalidRequest(
@@ -274,12 +276,3 @@ def _content(content: Any, where: str) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
-
-
-def _first_problem(error: ValidationError) -> InvalidRequest:
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # Branches of a union follow the field's name; a client knows only its field.
-    place = [p for p in problem["loc"] if not (isinstance(p, str) and ("[" in p or p == "str"))]
-    param = str(place[0]) if place else None
-    where = ".".join(str(p) for p in place)
-    return InvalidRequest(f"{where}: {problem['msg']}.", param=param)

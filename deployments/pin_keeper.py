@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from deployments.catalog import Catalog
 from deployments.generation import Model
 from deployments.pins import Pins
 from deployments.tier_orders import SlotPin, pins_order
-from engine.errors import LoraplexError
+from engine.errors import LoraplexError, NotFound, Unavailable
 from router.owners import owners
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,17 @@ class PinKeeper:
             placed.append(SlotPin(adapter.ref, record.on_device, where))
         await self.replicas.tell("set_pins", pins_order(placed), TIMEOUT_S)
         self._may_hold = bool(records)
+
+    async def forget(self, tenant: str, name: str) -> None:
+        """The adapter is retired: its pin, if it has one, ends. Raises Unavailable."""
+        with suppress(NotFound):
+            await asyncio.to_thread(self.pins.unpin, tenant, name)
+            await self.push_now()
+
+    async def push_now(self) -> None:
+        """The registry has a change: replicas that can't be told now are told by `run`."""
+        with suppress(Unavailable):
+            await self.push()
 
     async def run(self) -> None:
         """Push for ever."""

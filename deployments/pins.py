@@ -19,7 +19,7 @@ class PinBudgetExceeded(Conflict):
 
 
 class Pins:
-    """itemsize: bytes of one element in the serving dtype. clock: Unix seconds.
+    """itemsize: bytes of one element in the serving dtype.
 
     The budget counts every pin as if all of them lay on one replica: their owners can be the same.
     """
@@ -29,31 +29,28 @@ class Pins:
         registry: Registry,
         budgets: Budgets,
         itemsize: int,
-        clock: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._budgets = budgets
         self._itemsize = itemsize
-        self._clock = clock
 
-    def all(self) -> All:
-        """By tenant and name."""
-        return self._read()[0]
+    def all(self, tenant: str | None = None) -> All:
+        """By tenant and name; of one tenant, None: of all."""
+        return tuple(p for p in self._read()[0] if tenant in (None, p.tenant))
 
-    def pin(
-        self, tenant: str, name: str, num_elements: int, on_device: bool, replicas: int, by: str
-    ) -> PinRecord:
-        """Pins it, in the place of an earlier pin of the same adapter. Raises PinBudgetExceeded;
-        Conflict where others keep changing the pins."""
-        pin = PinRecord(tenant, name, on_device, replicas, num_elements, by, self._clock())
+    def pin(self, pin: PinRecord, quota_bytes: int | None = None) -> None:
+        """In the place of an earlier pin of the same adapter. quota_bytes: what its tenant may have
+        in that tier of a replica at all. Raises PinBudgetExceeded; Conflict where others keep
+        changing the pins."""
 
         def pinned(pins: All) -> All:
-            others = tuple(p for p in pins if not p.is_of(tenant, name))
-            self._check_budgets(pin, [p for p in others if p.on_device == on_device])
+            others = tuple(p for p in pins if not p.is_of(pin.tenant, pin.name))
+            self._check_budgets(pin, [p for p in others if p.on_device == pin.on_device])
+            if quota_bytes is not None:
+                self._check_quota(pin, others, quota_bytes)
             return (*others, pin)
 
         self._update(pinned)
-        return pin
 
     def unpin(self, tenant: str, name: str) -> PinRecord:
         """Raises NotFound where it isn't pinned; Conflict as `pin` does."""
@@ -95,17 +92,33 @@ class Pins:
         """others: of its tier."""
         budget = self._budgets.device if pin.on_device else self._budgets.host
         own = [p for p in others if p.tenant == pin.tenant]
-        self._check(pin, others, budget.total_bytes, "All pins together")
-        self._check(pin, own, budget.tenant_bytes, f"Pins of tenant {pin.tenant}")
-
-    def _check(self, record: PinRecord, others: list[PinRecord], limit: int, who: str) -> None:
-        held = sum(self.num_bytes(p) for p in others)
-        wanted = self.num_bytes(record)
-        if held + wanted > limit:
-            where = "on the device" if record.on_device else "in host memory"
+        raise_it = "raise the budget (pins in the configuration)"
+        said = self._excess(pin, own, budget.tenant_bytes, f"Pins of tenant {pin.tenant}")
+        if said:
+            raise PinBudgetExceeded(f"{said} Unpin another, or {raise_it}.", param="name")
+        said = self._excess(pin, others, budget.total_bytes, "All pins together")
+        if said:
             raise PinBudgetExceeded(
-                f"{record.tenant}/{record.name} takes {wanted} bytes. {who} may take {limit}"
-                f" {where} and take {held} already. Unpin another, or raise the budget (pins in"
-                " the configuration).",
+                f"{said} Unpin another, or {raise_it}.",
                 param="name",
+                public="All tenants' pins leave no room for it. Ask the service's operator.",
             )
+
+    def _check_quota(self, pin: PinRecord, others: All, quota_bytes: int) -> None:
+        own = [p for p in others if p.tenant == pin.tenant and p.on_device == pin.on_device]
+        said = self._excess(pin, own, quota_bytes, f"Adapters of tenant {pin.tenant}")
+        if said:
+            raise PinBudgetExceeded(
+                f"{said} Unpin another, or raise the tenant's quota (tenants change).", param="name"
+            )
+
+    def _excess(self, pin: PinRecord, others: list[PinRecord], limit: int, who: str) -> str:
+        """What is over the limit, in a sentence; "": nothing."""
+        held, wanted = sum(self.num_bytes(p) for p in others), self.num_bytes(pin)
+        if held + wanted <= limit:
+            return ""
+        where = "on the device" if pin.on_device else "in host memory"
+        return (
+            f"{pin.tenant}/{pin.name} takes {wanted} bytes. {who} may take {limit} {where}, and"
+            f" pins take {held} of them already."
+        )

@@ -33,6 +33,8 @@ async def answered(
             text = await _answer(serving, version, tenant, probe, f"probe-{number}")
         except LoraplexError as error:
             error.message = f"Probe {number} failed: {error.message}"
+            if error.public is not None:
+                error.public = f"Probe {number} failed: {error.public}"
             error.args = (error.message,)
             raise
         if probe.expect not in text:

@@ -26,6 +26,7 @@ from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from deployments.sidecars import Sidecars
 from deployments.sources import Sources
+from deployments.tenants import no_tenant
 from engine.adapters.store import (
     CONFIG,
     MANIFEST,
@@ -34,7 +35,6 @@ from engine.adapters.store import (
     ObjectStore,
     object_prefix,
 )
-from engine.errors import NotFound
 from engine.types import AdapterRef
 
 
@@ -98,7 +98,7 @@ class Publisher:
         check_name(what.name, "adapter")
         entry = self._registry.get(tenant_key(check_name(what.tenant, "tenant")))
         if entry is None:
-            raise NotFound(f"Tenant {what.tenant!r} does not exist.", param="tenant")
+            raise no_tenant(what.tenant)
         return TenantRecord.from_value(entry.value)
 
     def _store_once(

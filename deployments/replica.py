@@ -195,8 +195,8 @@ class Replica:
             return None
         self._children.submit(wishes)
         key = wishes[-1].ref.key
-        why = self._children.load_failures.reason(key)
-        return {"slot": slot, **place_of(self._residency.places(key), why)}
+        failed = self._children.load_failures.reason(key)
+        return {"slot": slot, **place_of(self._residency.places(key), failed)}
 
     async def retry(self, order: Mapping[str, Any]) -> None:
         """See `tier_orders`: what of these versions has failed is forgotten."""
@@ -294,7 +294,7 @@ class Replica:
         }
 
     async def status(self) -> dict[str, Any]:
-        """For `/ready` and `loraplex adapters show`: plain values. failed: why, by `ref.key`."""
+        """For `/ready` and `loraplex adapters show`: plain values."""
         started = self._starting is not None and self._starting.done()
         return {
             "ready": started and not self._dead,
@@ -302,7 +302,7 @@ class Replica:
             "slot": self._slot(),
             "device": self._ready and device_facts(self._config.engine, self._ready),
             "residency": self._residency.lists(),
-            "failed": self._children.load_failures.reasons(),
+            **self._children.load_failures.told(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
         }
 

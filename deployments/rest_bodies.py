@@ -1,26 +1,32 @@
-"""The JSON bodies and list pages of the endpoints that change or show what the registry has."""
+"""The JSON bodies of the endpoints that change what the registry has."""
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.responses import JSONResponse
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deployments.placing import Placing
 from deployments.probes import MAX_ANSWER_TOKENS, check_probes
 from deployments.registry.alias import PRODUCTION
 from deployments.registry.records import SWITCHES
 from deployments.registry.version_record import Probe
+from deployments.wording import problems, unfit
 from engine.errors import InvalidRequest
 
 B = TypeVar("B", bound=BaseModel)
-MAX_PAGE = 1000
-DEFAULT_PAGE = 100
 Weight = Annotated[float, Field(ge=0, le=1)]
 Rank = Annotated[int, Field(ge=1)]
 Limit = Annotated[int, Field(ge=1)]
+
+
+MAX_REPLICAS = 10_000
+
+
+def _replicas(value: Any) -> Any:
+    if value in ("owner", "all") or (type(value) is int and 1 <= value <= MAX_REPLICAS):
+        return value
+    raise unfit("must be owner, all, or a number of replicas above 0")
 
 
 class Body(BaseModel):
@@ -85,6 +91,25 @@ class SweepBody(Body):
     dry_run: bool = False
 
 
+class WarmthBody(Body):
+    """replicas: how many of the adapter's owners, the first of them being where its requests go."""
+
+    tier: Literal["host", "device"] = "device"
+    replicas: Annotated[Literal["owner", "all"] | int, BeforeValidator(_replicas)] = "owner"
+
+    def num_replicas(self) -> int:
+        """0: all."""
+        if isinstance(self.replicas, int):
+            return self.replicas
+        return 1 if self.replicas == "owner" else 0
+
+
+class PrefetchBody(WarmthBody):
+    """retry: also what has failed to load is tried again; false: its failure is told."""
+
+    retry: bool = True
+
+
 class TenantLimits(Body):
     """What of a tenant can be changed; absent: as it is; null, where it may be: no limit."""
 
@@ -119,6 +144,10 @@ class TenantBody(TenantLimits):
     id: str
 
 
+class NoFields(Body):
+    """Of a POST that needs nothing said."""
+
+
 def parse(body_type: type[B], values: Any) -> B:
     """Raises InvalidRequest that names the field."""
     if not isinstance(values, dict):
@@ -126,20 +155,5 @@ def parse(body_type: type[B], values: Any) -> B:
     try:
         return body_type.model_validate(values)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(p) for p in problem["loc"])
-        raise InvalidRequest(f"{where}: {problem['msg']}.", param=where or None) from None
-
-
-def page_limit(given: str | None) -> int:
-    """How many of a list a client wants at once. Raises InvalidRequest."""
-    if given is None:
-        return DEFAULT_PAGE
-    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= MAX_PAGE:
-        raise InvalidRequest(f"limit is a number from 1 to {MAX_PAGE}.", param="limit")
-    return int(given)
-
-
-def page(data: list[dict[str, Any]], last: str | None, has_more: bool) -> JSONResponse:
-    """One page of a list. last: what `after` is to be for the next one."""
-    return JSONResponse({"object": "list", "data": data, "last": last, "has_more": has_more})
+        where, said = problems(error, body_type)[0]
+        raise InvalidRequest(said, param=where or None) from None

@@ -98,6 +98,7 @@ def error_event(index: int, error: ErrorInfo) -> Event:
             "code": error.code,
             "message": error.message,
             "retry_after_s": error.retry_after_s,
+            "public": error.public,
         },
     }
 

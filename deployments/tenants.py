@@ -31,6 +31,11 @@ class TenantView:
     keys: tuple[str, ...]
 
 
+def no_tenant(tenant: str) -> NotFound:
+    """The same words for what isn't there and what the caller may not know of."""
+    return NotFound(f"There is no tenant {tenant[:80]}.", param="tenant")
+
+
 class Tenants:
     """clock: Unix seconds. random_bytes: what keys are made of."""
 
@@ -68,7 +73,7 @@ class Tenants:
     def _get(self, tenant: str) -> tuple[TenantRecord, int]:
         entry = self._registry.get(tenant_key(check_name(tenant, "tenant")))
         if entry is None:
-            raise NotFound(f"There is no tenant {tenant}.", param="tenant")
+            raise no_tenant(tenant)
         return TenantRecord.from_value(entry.value), entry.rev
 
     def change(self, tenant: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:

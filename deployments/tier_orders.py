@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.adapters.residency import DEVICE, HOST, LOADING
-from engine.errors import InvalidRequest
+from engine.errors import ErrorInfo, InvalidRequest
 from engine.messages import Pin, Prefetch, Retry, SetPins
 from engine.types import AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
 
@@ -103,12 +103,16 @@ def read_pins(order: Mapping[str, Any], slot: int) -> SetPins:
         raise InvalidRequest(f"The order can't be read: {error!r}.") from None
 
 
-def place_of(places: int, why: str | None) -> dict[str, Any]:
-    """The nearest of a version's places (`residency.places_of`) by name, or its failure."""
+def place_of(places: int, failed: ErrorInfo | None) -> dict[str, Any]:
+    """The nearest of a version's places (`residency.places_of`) by name, or its failure: why, and
+    public for tenants."""
     for tier, place in (("device", DEVICE), ("host", HOST), ("loading", LOADING)):
         if places & place:
             return {"tier": tier, "why": None}
-    return {"tier": "cold" if why is None else "failed", "why": why}
+    if failed is None:
+        return {"tier": "cold", "why": None}
+    public = failed.public or failed.message
+    return {"tier": "failed", "why": failed.message, "public": public}
 
 
 def _tenant(wire: Mapping[str, Any]) -> Tenant:

@@ -1,28 +1,30 @@
-"""The endpoints that keep adapters near: warm-ups before a campaign, and pins. For admin keys."""
+"""The endpoints that keep adapters near: warm-ups before a campaign, and pins.
+
+An admin's key may all; a tenant's own, where its record has the flag self_publish, the same with
+its own adapters: within its budget of pins and its quotas, and its loads are charged to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from deployments.auth import Caller, bearer_key
-from deployments.catalog import Catalog
+from deployments.adapter_views import place_view
 from deployments.config import AppConfig
-from deployments.edge import read_json
+from deployments.endpoints import Desk, add, no_adapter, own_tenant
 from deployments.generation import Model
 from deployments.pin_keeper import PinKeeper, slots_of
 from deployments.pins import Pins
 from deployments.registry.pin_record import PinRecord
 from deployments.registry.records import TenantRecord, check_name, tenant_key
 from deployments.registry.registry import Registry
-from deployments.rest_bodies import Body, parse
+from deployments.rest_bodies import PrefetchBody, WarmthBody
+from deployments.tenants import no_tenant
 from deployments.tier_orders import prefetch_order
 from engine.engine import ITEM_BYTES
 from engine.errors import NotFound, Unavailable
@@ -33,69 +35,50 @@ TIMEOUT_S = 5.0
 NEARER = {"device": 2, "host": 1}
 
 
-class WarmthBody(Body):
-    """replicas: how many of the adapter's owners, the first of them being where its requests go."""
-
-    tier: Literal["host", "device"] = "device"
-    replicas: Literal["owner", "all"] | int = Field(default="owner")
-
-    def num_replicas(self) -> int:
-        """0: all."""
-        if isinstance(self.replicas, int):
-            return max(1, self.replicas)
-        return 1 if self.replicas == "owner" else 0
-
-
-class PrefetchBody(WarmthBody):
-    """retry: also what has failed to load is tried again; false: its failure is told."""
-
-    retry: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class WarmthRoutes:
-    """The handlers. keeper: pushes a change of pins. vnodes: the router's. `of` composes them."""
+    """The handlers. keeper: pushes a change of pins. vnodes: the router's. clock: Unix seconds.
+    `of` composes them."""
 
-    catalog: Catalog
+    desk: Desk
     registry: Registry
     pins: Pins
     keeper: PinKeeper
     replicas: Model
     vnodes: int
-    max_body_bytes: int
+    clock: Callable[[], float]
 
     @classmethod
     def of(
         cls,
         config: AppConfig,
-        catalog: Catalog,
+        desk: Desk,
         registry: Registry,
         replicas: Model,
         clock: Callable[[], float],
     ) -> WarmthRoutes:
         """clock: Unix seconds."""
         engine = config.engine_config()
-        pins = Pins(registry, config.pins.budgets(engine), ITEM_BYTES[engine.model.dtype], clock)
+        pins = Pins(registry, config.pins.budgets(engine), ITEM_BYTES[engine.model.dtype])
         vnodes = config.router.vnodes
-        keeper = PinKeeper(catalog, pins, replicas, vnodes)
-        return cls(catalog, registry, pins, keeper, replicas, vnodes, config.ingress.max_body_bytes)
+        keeper = PinKeeper(desk.catalog, pins, replicas, vnodes)
+        return cls(desk, registry, pins, keeper, replicas, vnodes, clock)
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1")
-        add = router.add_api_route
         one = "/adapters/{tenant}/{name}"
-        add(one + "/prefetch", self.prefetch, methods=["POST"])
-        add(one + "/pin", self.pin, methods=["PUT"])
-        add(one + "/pin", self.unpin, methods=["DELETE"])
-        add("/pins", self.list, methods=["GET"])
+        add(router, "POST", one + "/prefetch", self.prefetch)
+        add(router, "PUT", one + "/pin", self.pin)
+        add(router, "DELETE", one + "/pin", self.unpin)
+        add(router, "GET", "/pins", self.list, query=("tenant",))
         return router
 
     async def prefetch(self, request: Request, tenant: str, name: str) -> Response:
         """Order it nearer and say how far it is; 202 until it is there. Asking again does no harm,
         and with `retry` false is how to follow it."""
-        await self._caller(request)
-        body = parse(PrefetchBody, await read_json(request, self.max_body_bytes))
-        ref = self._ref(tenant, name)
+        caller = await self.desk.owner(request, tenant, name)
+        body = await self.desk.body(request, PrefetchBody)
+        ref = await self._ref(tenant, name)
         slots = slots_of(await self.replicas.statuses(TIMEOUT_S))
         chosen = owners(slots, ref.ring_key, body.num_replicas(), self.vnodes)
         if not chosen:
@@ -120,41 +103,44 @@ class WarmthRoutes:
             "done": is_done,
             "num_there": num_there,
             "num_replicas": len(chosen),
-            "replicas": [dict(a) for a in places],
+            "replicas": [place_view(a, caller.is_operator) for a in places],
         }
         return JSONResponse(view, status_code=200 if is_done else 202)
 
     async def pin(self, request: Request, tenant: str, name: str) -> Response:
-        by = (await self._caller(request)).hint
-        body = parse(WarmthBody, await read_json(request, self.max_body_bytes))
-        ref = self._ref(tenant, name)
-        record = await asyncio.to_thread(
-            self.pins.pin,
+        caller = await self.desk.owner(request, tenant, name)
+        body = await self.desk.body(request, WarmthBody)
+        ref = await self._ref(tenant, name)
+        owner = await self._tenant(tenant)
+        on_device = body.tier == "device"
+        quota = None
+        if owner is not None:
+            quota = owner.max_device_bytes if on_device else owner.max_host_bytes
+        wanted = PinRecord(
             tenant,
             name,
-            ref.num_elements,
-            body.tier == "device",
+            on_device,
             body.num_replicas(),
-            by,
+            ref.num_elements,
+            caller.hint,
+            self.clock(),
         )
-        await self._push()
-        return JSONResponse(self._view(record))
+        await asyncio.to_thread(self.pins.pin, wanted, quota)
+        await self.keeper.push_now()
+        return JSONResponse(self._view(wanted))
 
     async def unpin(self, request: Request, tenant: str, name: str) -> Response:
-        await self._caller(request)
+        await self.desk.owner(request, tenant, name)
         record = await asyncio.to_thread(self.pins.unpin, tenant, name)
-        await self._push()
+        await self.keeper.push_now()
         return JSONResponse({**self._view(record), "pinned": False})
 
-    async def list(self, request: Request) -> Response:
-        await self._caller(request)
-        records = await asyncio.to_thread(self.pins.all)
+    async def list(self, request: Request, tenant: str | None = None) -> Response:
+        tenant = own_tenant(await self.desk.publisher(request), tenant)
+        if tenant is not None and await self._tenant(tenant) is None:
+            raise no_tenant(tenant)
+        records = await asyncio.to_thread(self.pins.all, tenant)
         return JSONResponse({"object": "list", "data": [self._view(r) for r in records]})
-
-    async def _push(self) -> None:
-        """The registry has it: replicas that can't be told now are told by the keeper."""
-        with suppress(Unavailable):
-            await self.keeper.push()
 
     def _view(self, record: PinRecord) -> dict[str, Any]:
         return {
@@ -168,18 +154,19 @@ class WarmthRoutes:
             "pinned": True,
         }
 
-    def _ref(self, tenant: str, name: str) -> AdapterRef:
+    async def _ref(self, tenant: str, name: str) -> AdapterRef:
         """What the bare name stands for. Raises NotFound."""
-        record = self.catalog.adapter(check_name(tenant, "tenant"), check_name(name, "name"))
-        if record is None or record.ref is None:
-            raise NotFound(f"There is no adapter {tenant}/{name} in service.", param="name")
+        record = await self.desk.catalog.find_adapter(tenant, name)
+        if record is None:
+            raise no_adapter(tenant, name)
+        if record.ref is None:
+            raise NotFound(
+                f"{record.model} is not in service: it has no production version. Publish or"
+                " promote one.",
+                param="name",
+            )
         return record.ref
 
     async def _tenant(self, tenant: str) -> Tenant | None:
-        entry = await asyncio.to_thread(self.registry.get, tenant_key(tenant))
+        entry = await asyncio.to_thread(self.registry.get, tenant_key(check_name(tenant, "tenant")))
         return None if entry is None else TenantRecord.from_value(entry.value).tenant()
-
-    async def _caller(self, request: Request) -> Caller:
-        """Raises Unauthenticated, PermissionDenied."""
-        key = bearer_key(request.headers.get("authorization"))
-        return (await self.catalog.caller(key)).as_admin()

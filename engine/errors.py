@@ -14,6 +14,7 @@ LoraplexError                       500
 ├── UnsupportedDevice               500  no GPU here that this release can use
 ├── DeviceMemoryShort               500  the GPU has too little memory for this model and config
 ├── Unavailable                     503  ours to mend; trying again may help
+│   ├── RegistryUnavailable         503  the registry can't be read or written
 │   ├── AdapterUnavailable          503  its object can't be had at present; the kinds of it and
 │   │                                    their codes are in adapters/store.py and s3_errors.py
 │   ├── ReplicaLost                 503  the replica is gone, or about to go
@@ -31,13 +32,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as a value: what crosses a process boundary and what REST shows."""
+    """An error as a value: what crosses a process boundary and what REST shows. public: see
+    `LoraplexError`."""
 
     status: int
     code: str
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    public: str | None = None
 
 
 def _text(quoted: str) -> str:
@@ -46,12 +49,14 @@ def _text(quoted: str) -> str:
 
 
 class LoraplexError(Exception):
-    """Base of the tree. `message` says what is wrong and the remedy, in a sentence each."""
+    """Base of the tree. `message` says what is wrong and the remedy, in a sentence each. `public`
+    is what tenants are told in its place, where it names buckets, paths or others' things."""
 
     status = 500
     code = "internal_error"
     default_retry_after_s: float | None = None
     """When to try again, where nothing better is known; None: that alone helps nobody."""
+    default_public: str | None = None
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class LoraplexError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        public: str | None = None,
     ) -> None:
         message = _text(message)
         super().__init__(message)
@@ -67,10 +73,13 @@ class LoraplexError(Exception):
         if code is not None:
             self.code = code
         self.param = None if param is None else _text(param)
+        self.public = self.default_public if public is None else public
         self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
 
     def info(self) -> ErrorInfo:
-        return ErrorInfo(self.status, self.code, self.message, self.param, self.retry_after_s)
+        return ErrorInfo(
+            self.status, self.code, self.message, self.param, self.retry_after_s, self.public
+        )
 
 
 class RequestError(LoraplexError):
@@ -133,6 +142,11 @@ class Unavailable(LoraplexError):
     status = 503
     code = "unavailable"
     default_retry_after_s: float | None = 1.0
+
+
+class RegistryUnavailable(Unavailable):
+    code = "registry_unavailable"
+    default_public = "The service's registry can't be used at present. Try again shortly."
 
 
 class AdapterUnavailable(Unavailable):

@@ -28,7 +28,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from deployments.registry.redis_url import RedisSettings
-from engine.errors import Unavailable
+from engine.errors import RegistryUnavailable
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class RedisClient:
         """`work(connection, again)`, on one connection from start to end. `again`: a first try may
         have been executed although nobody read its answer."""
         if not self._slots.acquire(timeout=self.settings.timeout_s):
-            raise Unavailable(
+            raise RegistryUnavailable(
                 f"All {self.settings.max_connections} connections to the registry are busy."
                 " Try again; if it lasts, raise max_connections in its URL.",
                 code="registry_busy",
@@ -111,10 +111,10 @@ class RedisClient:
         finally:
             self._slots.release()
 
-    def explain(self, error: Exception) -> Unavailable:
+    def explain(self, error: Exception) -> RegistryUnavailable:
         """What an operator can do about it."""
         code, remedy = _meaning(error, self.settings)
-        return Unavailable(
+        return RegistryUnavailable(
             f"The registry at {self.settings.where} can't be used: {_told(error)}. {remedy}",
             code=code,
             retry_after_s=RETRY_AFTER_S,
@@ -152,13 +152,13 @@ def check_server(connection: redis.Redis, settings: RedisSettings) -> None:
     server: Any = connection.info("server")
     version = str(server.get("redis_version", ""))
     if tuple(int(p) for p in version.split(".")[:2] if p.isdecimal()) < OLDEST_SERVER:
-        raise Unavailable(
+        raise RegistryUnavailable(
             f"The registry at {settings.where} is Redis {version}. It needs 7.0 or later."
         )
     memory: Any = connection.info("memory")
     policy = str(memory.get("maxmemory_policy", ""))
     if policy.startswith("allkeys"):
-        raise Unavailable(
+        raise RegistryUnavailable(
             f"The registry at {settings.where} would drop records when its memory is full"
             f" (maxmemory-policy {policy}). Set maxmemory-policy noeviction."
         )

@@ -27,7 +27,7 @@ from deployments.registry.redis_client import RETRY_AFTER_S, RedisClient, check_
 from deployments.registry.redis_url import RedisSettings
 from deployments.registry.registry import Changes, Entry, Event, Gone, Listing, epoch_start
 from deployments.registry.schema import SCHEMA, Schema
-from engine.errors import Conflict, Unavailable
+from engine.errors import Conflict, RegistryUnavailable
 
 Reply = list[Any]
 Work = Callable[[redis.Redis, bool], Reply]
@@ -37,6 +37,7 @@ PAGE = 500
 STAGED_S = 3600
 """What an interrupted restore leaves behind ends after so long."""
 MAX_ATTEMPTS = 3
+UNCONFIRMED = "a failover may lose it. Do the same again to have it confirmed."
 
 
 class RedisRegistry:
@@ -197,11 +198,12 @@ class RedisRegistry:
         except (RedisError, OSError) as error:
             have, told = 0, f"the server was lost before a replica had it: {error}"
         if have < wanted:
-            raise Unavailable(
+            raise RegistryUnavailable(
                 f"The registry at {self._settings.where} made this write, as revision {rev}, but"
-                f" {told}: a failover may lose it. Do the same again to have it confirmed.",
+                f" {told}: {UNCONFIRMED}",
                 code="registry_unconfirmed",
                 retry_after_s=RETRY_AFTER_S,
+                public=f"The change was made, but not confirmed: {UNCONFIRMED}",
             )
 
     @property
@@ -258,14 +260,14 @@ class RedisRegistry:
                 case "schema":
                     self._migrate(int(reply[1]))
                 case "few":
-                    raise Unavailable(
+                    raise RegistryUnavailable(
                         f"The registry at {self._settings.where} has {reply[1]} replicas, and a"
                         f" write needs {self._required}. Nothing was changed. See to the replicas.",
                         code="registry_unavailable",
                         retry_after_s=RETRY_AFTER_S,
                     )
                 case "damaged":
-                    raise Unavailable(
+                    raise RegistryUnavailable(
                         f"The registry at {self._settings.where} has lost its state beside its"
                         " entries. Restore a backup: loraplex registry restore.",
                         code="registry_damaged",
@@ -274,8 +276,8 @@ class RedisRegistry:
                     return reply
         raise self._unsteady()
 
-    def _unsteady(self) -> Unavailable:
-        return Unavailable(
+    def _unsteady(self) -> RegistryUnavailable:
+        return RegistryUnavailable(
             f"The registry at {self._settings.where} was changed as a whole meanwhile. Try again.",
             code="registry_unavailable",
             retry_after_s=RETRY_AFTER_S,

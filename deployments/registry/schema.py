@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.registry.records import ADAPTERS
 from deployments.registry.upgrade import upgraded
-from engine.errors import Unavailable
+from engine.errors import RegistryUnavailable
 
 Value = Mapping[str, Any]
 Step = Callable[[str, Value], Value]
@@ -48,7 +48,7 @@ class Schema:
             if found > self.version
             else "Migrate it with an earlier release first"
         )
-        raise Unavailable(
+        raise RegistryUnavailable(
             f"The registry at {where} has schema {found}; this release reads {self.oldest} to"
             f" {self.version}. {remedy}, or name another registry.",
             code="registry_schema",

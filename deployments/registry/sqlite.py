@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from deployments.registry.registry import Changes, Entry, Event, Gone, Listing, epoch_start
 from deployments.registry.schema import SCHEMA, Schema
-from engine.errors import Conflict, Unavailable
+from engine.errors import Conflict, RegistryUnavailable
 
 T = TypeVar("T")
 
@@ -243,7 +243,7 @@ class SqliteRegistry:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise Unavailable(
+            raise RegistryUnavailable(
                 f"The registry at {self._path} can't be used: {error}. Check the file, its folder"
                 " and the space left on its disk.",
                 code="registry_unavailable",

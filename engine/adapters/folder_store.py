@@ -184,4 +184,5 @@ class FolderStore:
             raise AdapterUnavailable(
                 f"The object store failed at {what}: {reason}. Look at {self._root}'s file system.",
                 code="store_unavailable",
+                public=f"The object store failed: {reason}. Try again later.",
             ) from error

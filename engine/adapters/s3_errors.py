@@ -49,47 +49,54 @@ class StoreRefused(AdapterUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
+    """reason: for everybody. remedy: for who operates the store."""
+
     code: str
     passes: bool
-    text: str
+    reason: str
+    remedy: str = "Try again later"
+
+    @property
+    def public(self) -> str:
+        """What a tenant can use of it: neither where the store is nor what it said."""
+        remedy = "Try again later" if self.passes else "The service's operator must mend it"
+        return f"The object store failed: {self.reason}. {remedy}."
 
 
-BUCKET = Cause("store_bucket_missing", False, "there is no bucket {bucket}. Correct its name")
+BUCKET = Cause("store_bucket_missing", False, "there is no such bucket", "Correct {bucket}")
 FORBIDDEN = Cause(
     "store_forbidden",
     False,
-    "access was refused ({said}). Allow these credentials to get, put, list and delete in {bucket},"
-    " or use others",
+    "access was refused",
+    "Allow these credentials to get, put, list and delete in {bucket}, or use others",
 )
-EXPIRED = Cause(
-    "store_credentials_expired", False, "the credentials have expired ({said}). Renew them"
-)
+EXPIRED = Cause("store_credentials_expired", False, "the credentials have expired", "Renew them")
 ABSENT = Cause(
     "store_no_credentials",
     False,
-    "no credentials can be had ({said}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile"
-    " or a role",
+    "no credentials can be had",
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role",
 )
 REGION = Cause(
     "store_wrong_region",
     False,
-    "bucket {bucket} is in another region ({said}). Add region= to the store's url",
+    "the bucket is in another region",
+    "Add region= to the url of {bucket}",
 )
-CLOCK = Cause("store_clock_skewed", False, "this machine's clock is wrong ({said}). Set it")
+CLOCK = Cause("store_clock_skewed", False, "this machine's clock is wrong", "Set it")
 TLS = Cause(
     "store_tls_failed",
     False,
-    "its certificate can't be verified ({said}). Name its authority in AWS_CA_BUNDLE",
+    "its certificate can't be verified",
+    "Name its authority in AWS_CA_BUNDLE",
 )
-OTHER = Cause("store_refused", False, "it refused with {said}. Its documentation says why")
-SLOW = Cause("store_slow_down", True, "it asks to slow down ({said}). Try again later")
-FAILING = Cause("store_failing", True, "it fails ({said}). Try again later")
-TIMEOUT = Cause("store_timeout", True, "it is silent ({said}). Look whether it is overloaded")
-UNREACHABLE = Cause("store_unreachable", True, "no connection ({said}). Look whether it runs")
-CUT = Cause("store_cut", True, "the connection ended in the middle ({said}). Try again")
-DAMAGED = Cause(
-    "store_damaged_upload", True, "what arrived is not what was sent ({said}). Try again"
-)
+OTHER = Cause("store_refused", False, "it refused", "Its documentation says why")
+SLOW = Cause("store_slow_down", True, "it asks to slow down")
+FAILING = Cause("store_failing", True, "it fails")
+TIMEOUT = Cause("store_timeout", True, "it is silent", "Look whether it is overloaded")
+UNREACHABLE = Cause("store_unreachable", True, "no connection", "Look whether it runs")
+CUT = Cause("store_cut", True, "the connection ended in the middle", "Try again")
+DAMAGED = Cause("store_damaged_upload", True, "what arrived is not what was sent", "Try again")
 
 BY_CODE = {
     "NoSuchBucket": BUCKET,
@@ -139,8 +146,12 @@ def unavailable(error: Exception, what: str, bucket: str) -> AdapterUnavailable:
 
 def failure(cause: Cause, what: str, bucket: str, said: str) -> AdapterUnavailable:
     kind = StoreUnavailable if cause.passes else StoreRefused
-    text = cause.text.format(bucket=bucket, said=said)
-    return kind(f"The object store failed at {what}: {text}.", code=cause.code)
+    remedy = cause.remedy.format(bucket=bucket)
+    return kind(
+        f"The object store failed at {what}: {cause.reason} ({said}). {remedy}.",
+        code=cause.code,
+        public=cause.public,
+    )
 
 
 def is_nameless(error: boto.ClientError) -> bool:

@@ -35,6 +35,7 @@ class ObjectMissing(AdapterUnavailable):
     """There is no such object: said only when the store itself says so."""
 
     code = "object_missing"
+    default_public = "The adapter's stored files are gone. Publish it again."
     default_retry_after_s = None
 
 
@@ -42,6 +43,7 @@ class ObjectChanged(AdapterUnavailable):
     """The object is no longer the one that an etag names: begin it again."""
 
     code = "object_changed"
+    default_public = "The adapter's stored files changed while they were read. Try again."
 
 
 class AdapterCorrupt(AdapterUnavailable):

@@ -1,7 +1,9 @@
 """Publishing, naming and retiring over REST: by an admin, and by a tenant for itself."""
 
 import asyncio
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +146,7 @@ async def test_a_canary_and_an_alias(admin, world, two):
     assert list(view["aliases"]) == ["production"]
     error_of(await admin.delete("/v1/adapters/t1/two/aliases/production"), 409)
     error_of(await admin.delete("/v1/adapters/t1/two/aliases/beta"), 404)
+    error_of(await admin.delete("/v1/adapters/t1/two/aliases/canary"), 404)
 
 
 @pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
@@ -371,6 +374,9 @@ async def test_a_tenant_publishes_for_itself_where_it_may(world):
         assert (order.tenant, order.source.own, order.source.prefix) == ("t1", True, "run-7")
         assert order.by == world.keys["t1"][:7] + "..."
         shown = (await client.get("/v1/adapters")).json()["data"]
+        assert all("uri" not in v for a in shown for v in a["versions"])
+        asked = await client.get("/v1/adapters", headers=bearer(world.keys["admin"]))
+        assert asked.json()["data"][0]["versions"][0]["uri"]
         assert [a["model"] for a in shown] == ["t1/bot", "t1/mine"]
         assert (await client.get("/v1/adapters/t1/mine")).status_code == 200
         upload = await client.post("/v1/adapters", data={"name": "up"}, files=FILES)
@@ -378,6 +384,30 @@ async def test_a_tenant_publishes_for_itself_where_it_may(world):
         assert (await client.delete("/v1/adapters/t1/mine")).status_code == 200
         for path in ("/v1/tenants", "/v1/replicas"):
             error_of(await client.get(path), 403)
+
+
+async def test_where_things_are_kept_is_for_operators(world, two):
+    flag(world, "t1", "self_publish")
+    root = Path(world.config.store_url.removeprefix("file://"))
+    path = f"/v1/adapters/t1/two/versions/production/files/{TENSORS}"
+    said = {}
+    async with InProcess(world) as client:
+        shutil.rmtree(root)
+        for who in ("t1", "admin"):
+            answers = [
+                await client.get(path, headers=bearer(world.keys[who])),
+                await client.post(
+                    "/v1/adapters",
+                    data=FORM,
+                    files=FILES,
+                    headers=bearer(world.keys[who]),
+                ),
+            ]
+            said[who] = " ".join(error_of(a, 503)["message"] for a in answers)
+    assert str(root) in said["admin"] and str(world.config.data_dir) in said["admin"]
+    for secret in (str(world.config.data_dir), "adapters/t1", "uploads/t1"):
+        assert secret not in said["t1"]
+    assert "store's folder is gone" in said["t1"]
 
 
 # A-TRAVERSAL

@@ -187,6 +187,8 @@ async def test_what_is_not_there(admin):
     error_of(await admin.delete("/v1/adapters/t9/bot"), 404)
     error_of(await admin.get("/v1/adapters/T1/bot"), 400)
     error_of(await admin.get("/v1/adapters", params={"tenant": "../t"}), 400)
+    error_of(await admin.get("/v1/adapters", params={"tenant": "nosuch"}), 404)
+    error_of(await admin.get("/v1/pins", params={"tenant": "nosuch"}), 404)
     error_of(await admin.post("/v1/tenants/nosuch/rotate-key"), 404)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from deployments.hints import Hints
 from deployments.pin_budget import Budget, Budgets
 from deployments.pins import PinBudgetExceeded, Pins
 from deployments.registry import open_registry
+from deployments.registry.pin_record import PinRecord
+from deployments.registry.records import SELF_PUBLISH
 from deployments.registry.registry import Entry, Registry
 from deployments.tier_orders import read_pins, read_prefetch
 from engine.errors import InvalidRequest
@@ -106,7 +109,13 @@ async def test_who_may_not_and_what_is_not_there(world: World) -> None:
         error_of(await client.post(path, json={}), 403)
         missing = path.replace("bot", "nobody")
         error_of(await client.post(missing, json={}, headers=admin(world)), 404)
-        error_of(await client.post(path, json={"tier": "disk"}, headers=admin(world)), 400)
+        for bad in (
+            {"tier": "disk"},
+            *({"replicas": n} for n in (0, -1, 10**30, True, "two", 1.5)),
+        ):
+            error = error_of(await client.post(path, json=bad, headers=admin(world)), 400)
+            assert error["param"] == next(iter(bad))
+            assert "must be" in error["message"] and "iteral" not in error["message"]
         error_of(await client.delete("/v1/adapters/t1/bot/pin", headers=admin(world)), 404)
         world.model.replies = []
         error_of(await client.post(path, json={}, headers=admin(world)), 503)
@@ -154,10 +163,98 @@ async def test_a_pin_over_the_budget_is_refused_with_the_numbers(world: World) -
         assert (await pin("t1/bot")).status_code == 200, "pinned again in its own place"
 
 
+def record(tenant: str, name: str, num_elements: int) -> PinRecord:
+    return PinRecord(tenant, name, True, 0, num_elements, "x", 5.0)
+
+
+async def test_a_pin_over_its_tenant_s_quota_is_refused(world: World) -> None:
+    limited = replace(world.tenants.get("t1"), max_device_bytes=4000)
+    world.registry.put(limited.key, limited.to_value(), None)
+    async with InProcess(world) as client:
+        path = "/v1/adapters/t1/bot/pin"
+        error = error_of(await client.put(path, headers=admin(world)), 409)
+        assert error["code"] == "pin_budget_exceeded" and "quota" in error["message"]
+        host = await client.put(path, json={"tier": "host"}, headers=admin(world))
+        assert host.status_code == 200
+
+
+async def test_a_pin_ends_with_its_adapter(world: World) -> None:
+    async with InProcess(world) as client:
+        await client.put("/v1/adapters/t1/bot/pin", headers=admin(world))
+        answer = await client.delete("/v1/adapters/t1/bot", headers=admin(world))
+        assert answer.status_code == 200
+        assert last_pins(world, owner_slots(1)[0]) == []
+        assert (await client.get("/v1/pins", headers=admin(world))).json()["data"] == []
+
+
+# A tenant's own key -------------------------------------------------------------------------------
+@pytest.fixture
+def own(world: World) -> World:
+    """t1 may change its own adapters; t2 has one, too."""
+    flagged = world.tenants.get("t1").with_flag(SELF_PUBLISH, True)
+    world.registry.put(flagged.key, flagged.to_value(), None)
+    publish(world.registry, "t2", "there")
+    return world
+
+
+async def test_a_tenant_warms_and_pins_its_own_adapters(own: World) -> None:
+    (slot,) = owner_slots(1)
+    own.model.answers = [{"slot": slot, "tier": "failed", "why": "s3://x", "public": "no access"}]
+    path = "/v1/adapters/t1/bot"
+    async with InProcess(own) as client:  # with the key of t1
+        warming = await client.post(f"{path}/prefetch")
+        assert warming.json()["replicas"] == [{"slot": slot, "tier": "failed", "why": "no access"}]
+        wish = read_prefetch(last(own, "prefetch"), slot)[-1]
+        assert isinstance(wish, Prefetch) and wish.is_ordered
+        assert wish.tenant and wish.tenant.id == "t1"
+        asked = await client.post(f"{path}/prefetch", headers=admin(own))
+        assert asked.json()["replicas"][0]["why"] == "s3://x"
+        assert (
+            await client.put("/v1/adapters/t2/there/pin", headers=admin(own))
+        ).status_code == 200
+        assert (await client.put(f"{path}/pin")).status_code == 200
+        listed = (await client.get("/v1/pins")).json()["data"]
+        assert [(p["model"], p["by"]) for p in listed] == [("t1/bot", own.keys["t1"][:7] + "...")]
+        every = (await client.get("/v1/pins", headers=admin(own))).json()["data"]
+        assert [p["model"] for p in every] == ["t1/bot", "t2/there"]
+        assert (await client.delete(f"{path}/pin")).status_code == 200
+
+
+async def test_another_tenant_s_warmth_is_not_found_in_the_same_words(own: World) -> None:
+    async with InProcess(own) as client:
+        for method, below in (("POST", "prefetch"), ("PUT", "pin")):
+            said = []
+            for model in ("t2/there", "t2/nosuch", "t1/nosuch"):
+                answer = await client.request(method, f"/v1/adapters/{model}/{below}")
+                said.append(error_of(answer, 404)["message"].replace(model, "X"))
+            assert len(set(said)) == 1, said
+        error_of(await client.delete("/v1/adapters/t2/there/pin"), 404)
+        for tenant in ("t2", "nosuch"):
+            error = error_of(await client.get("/v1/pins", params={"tenant": tenant}), 404)
+            assert error["message"] == f"There is no tenant {tenant}."
+    assert {method for method, _ in own.model.told} <= {"set_pins"}
+
+
+async def test_a_tenant_learns_nothing_of_the_others_pins(own: World) -> None:
+    flagged = own.tenants.get("t2").with_flag(SELF_PUBLISH, True)
+    own.registry.put(flagged.key, flagged.to_value(), None)
+    publish(own.registry, "t3", "third")
+    async with InProcess(own) as client:
+        for model in ("t1/bot", "t3/third"):
+            path = f"/v1/adapters/{model}/pin"
+            assert (await client.put(path, headers=admin(own))).status_code == 200
+        path = "/v1/adapters/t2/there/pin"
+        theirs = error_of(await client.put(path, headers=bearer(own.keys["t2"])), 409)
+        assert theirs["message"] == (
+            "All tenants' pins leave no room for it. Ask the service's operator."
+        )
+        assert "9000" in error_of(await client.put(path, headers=admin(own)), 409)["message"]
+
+
 def test_of_pins_at_once_only_those_pass_that_fit_together(tmp_path: Path) -> None:
     """Each alone fits the budget of all. The registry hands the second the revision of before."""
     registry = open_registry(f"sqlite://{tmp_path}/registry.db")
-    pins = Pins(registry, Budgets(Budget(100, 100), Budget(100, 100)), 1, lambda: 5.0)
+    pins = Pins(registry, Budgets(Budget(100, 100), Budget(100, 100)), 1)
 
     class Late:
         """A registry on which somebody else pins right after the pins were read."""
@@ -165,16 +262,16 @@ def test_of_pins_at_once_only_those_pass_that_fit_together(tmp_path: Path) -> No
         def get(self, key: str) -> Entry | None:
             entry = registry.get(key)
             if not pins.all():
-                pins.pin("a", "first", 60, True, 0, "x")
+                pins.pin(record("a", "first", 60))
             return entry
 
         def __getattr__(self, name: str) -> Any:
             return getattr(registry, name)
 
-    late = Pins(cast(Registry, Late()), Budgets(Budget(100, 100), Budget(100, 100)), 1, lambda: 5.0)
-    with pytest.raises(PinBudgetExceeded, match="take 60 already"):
-        late.pin("b", "second", 60, True, 0, "x")
-    late.pin("b", "second", 40, True, 0, "x")
+    late = Pins(cast(Registry, Late()), Budgets(Budget(100, 100), Budget(100, 100)), 1)
+    with pytest.raises(PinBudgetExceeded, match="take 60 of them already"):
+        late.pin(record("b", "second", 60))
+    late.pin(record("b", "second", 40))
     assert [(p.tenant, p.num_elements) for p in pins.all()] == [("a", 60), ("b", 40)]
     pins.unpin("a", "first")
     assert [p.tenant for p in pins.all()] == ["b"]

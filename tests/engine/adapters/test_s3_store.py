@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import time
 
 import pytest
 
+from engine.adapters import s3_errors
 from engine.adapters.attempts import Waiting
 from engine.adapters.s3_address import S3Address
 from engine.adapters.s3_errors import SLOW, failure
@@ -173,6 +175,18 @@ def test_slow_down_is_obeyed_and_passes(store, proxy):
     proxy.add(Fault(answer=(503, "SlowDown")), times=2, method=None)
     store.put("a/c", b"x")
     assert content(store, "a/c") == b"x"
+
+
+CAUSES = [cause for cause in vars(s3_errors).values() if isinstance(cause, s3_errors.Cause)]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.code)
+def test_tenants_are_told_the_reason_and_not_where(cause):
+    error = failure(cause, "adapters/t/x", "my-bucket", "500 Odd at 10.0.0.7")
+    assert "adapters/t/x" in error.message and "500 Odd" in error.message
+    assert not re.search(r"my-bucket|adapters/|Odd|[{}(]", error.public)
+    assert re.fullmatch(r"The object store failed: \S.{5,}\. (Try|The).*\.", error.public)
+    assert ("Try again later" in error.public) == cause.passes
 
 
 def test_a_store_s_own_retry_after_is_kept_to():
