@@ -25,11 +25,13 @@ Told = Callable[[int, int], None]
 
 
 class Refused(Exception):
-    """The service said no. `status` is the HTTP status; the text is the service's."""
+    """The service said no. `status` is the HTTP status; the text is the service's, and `body` its
+    whole error."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        super().__init__(body["message"])
         self.status = status
+        self.body = body
 
 
 class Unreachable(Exception):
@@ -208,12 +210,13 @@ class AdminClient:
             answer = response.json()
             if response.is_success and isinstance(answer, dict):
                 return answer
-            message = answer["error"]["message"]
+            error = answer["error"]
+            str(error["message"])
         except (ValueError, TypeError, KeyError):
             raise Unreachable(
                 f"{self._url} answers, but not as this service does (HTTP {response.status_code})."
             ) from None
-        raise Refused(response.status_code, message)
+        raise Refused(response.status_code, error)
 
 
 class _Count:

@@ -22,12 +22,14 @@ from deployments.registry_commands import registry_app
 from deployments.store_commands import store_app
 from deployments.tenant_commands import tenants_app
 from deployments.tenants import Tenants
-from deployments.terminal import REFUSED, USAGE, Json, fail, show
+from deployments.terminal import REFUSED, USAGE, Commands, Json, fail, show
 from deployments.usage_commands import add_to as add_usage
 from deployments.warmth_commands import add_to as add_warmth_commands
 from engine.errors import LoraplexError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Operate a loraplex service.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, help="Operate a loraplex service."
+)
 add_warmth_commands(adapters_app)
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(tenants_app, name="tenants")

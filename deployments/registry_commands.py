@@ -105,8 +105,7 @@ def rebuild(
 @contextmanager
 def _opened(config: Path | None, url: str) -> Iterator[Registry]:
     if (config is None) == (not url):
-        typer.secho("error: Give either --config or --registry.", fg="red", err=True)
-        raise typer.Exit(USAGE)
+        fail("Give either --config or --registry.", USAGE)
     try:
         opened = open_registry(registry_url(url) if config is None else load(config).registry_url)
         try:
@@ -114,5 +113,4 @@ def _opened(config: Path | None, url: str) -> Iterator[Registry]:
         finally:
             opened.close()
     except (LoraplexError, OSError) as error:
-        typer.secho(f"error: {getattr(error, 'message', error)}", fg="red", err=True)
-        raise typer.Exit(REFUSED) from None
+        fail(getattr(error, "message", str(error)), REFUSED)

@@ -6,137 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.tenant_options import MAY_BE_NONE, with_options
 from deployments.terminal import USAGE, After, Json, Limit, client, fail, show, table
 
 tenants_app = typer.Typer(no_args_is_help=True, help="Make and change tenants and their keys.")
 
-LIMITS = (
-    "max_tokens_per_minute",
-    "max_adapters",
-    "max_adapter_bytes",
-    "max_rank",
-    "max_host_bytes",
-    "max_device_bytes",
-    "soft_kv_share",
-    "hard_kv_share",
-)
 TenantId = Annotated[str, typer.Argument(metavar="TENANT")]
-Weight = Annotated[float | None, typer.Option(help="Share of the service.")]
-MaxConcurrent = Annotated[int | None, typer.Option(help="Sequences in progress at once.")]
-MaxQueued = Annotated[int | None, typer.Option(help="Of those, without a first token.")]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Tokens of prompts and answers a minute; -1: any number.")
-]
-MaxAdapters = Annotated[int | None, typer.Option(help="Adapters it may have; -1: any number.")]
-MaxBytes = Annotated[int | None, typer.Option(help="Stored bytes it may have; -1: any number.")]
-MaxRank = Annotated[int | None, typer.Option(help="Largest rank it may publish; -1: any.")]
-MaxHostBytes = Annotated[
-    int | None, typer.Option(help="Its adapters' bytes in a replica's host memory; -1: any number.")
-]
-MaxDeviceBytes = Annotated[
-    int | None, typer.Option(help="Its adapters' bytes on a replica's device; -1: any number.")
-]
-SoftKvShare = Annotated[
-    float | None,
-    typer.Option(help="Part of a replica's KV pages beyond which it borrows, 0 to 1; -1: any."),
-]
-HardKvShare = Annotated[
-    float | None, typer.Option(help="Part of a replica's KV pages that it may have; -1: any.")
-]
-Ranks = Annotated[str | None, typer.Option(help="Ranks it may publish, as 8,16; any: any.")]
-SelfPublish = Annotated[
-    bool | None,
-    typer.Option(
-        "--self-publish/--no-self-publish", help="Whether its own key may change its adapters."
-    ),
-]
-LogContent = Annotated[
-    bool | None,
-    typer.Option(
-        "--log-content/--no-log-content", help="Whether its prompts and answers are logged."
-    ),
-]
+LIMITS = (*MAY_BE_NONE, "allowed_ranks")
+FLAGS = ("self_publish", "log_content")
 
 
 @tenants_app.command("create")
+@with_options
 def create_tenant(
-    context: typer.Context,
-    tenant: TenantId,
-    weight: Weight = None,
-    max_concurrent: MaxConcurrent = None,
-    max_queued: MaxQueued = None,
-    max_tokens_per_minute: MaxTokens = None,
-    max_adapters: MaxAdapters = None,
-    max_adapter_bytes: MaxBytes = None,
-    max_rank: MaxRank = None,
-    max_host_bytes: MaxHostBytes = None,
-    max_device_bytes: MaxDeviceBytes = None,
-    soft_kv_share: SoftKvShare = None,
-    hard_kv_share: HardKvShare = None,
-    allowed_ranks: Ranks = None,
-    self_publish: SelfPublish = None,
-    log_content: LogContent = None,
-    as_json: Json = False,
+    context: typer.Context, tenant: str, fields: dict[str, Any], as_json: bool
 ) -> None:
     """Make a tenant and print its key, which is shown this once."""
-    fields = _fields(
-        weight=weight,
-        max_concurrent=max_concurrent,
-        max_queued=max_queued,
-        max_tokens_per_minute=max_tokens_per_minute,
-        max_adapters=max_adapters,
-        max_adapter_bytes=max_adapter_bytes,
-        max_rank=max_rank,
-        max_host_bytes=max_host_bytes,
-        max_device_bytes=max_device_bytes,
-        soft_kv_share=soft_kv_share,
-        hard_kv_share=hard_kv_share,
-        allowed_ranks=_ranks(allowed_ranks),
-        self_publish=self_publish,
-        log_content=log_content,
-    )
     with client(context) as service:
         answer = service.create_tenant(id=tenant, **fields)
     show(answer, as_json, f"Created {tenant}. Its key, shown this once:\n{answer['key']}")
 
 
 @tenants_app.command("change")
+@with_options
 def change_tenant(
-    context: typer.Context,
-    tenant: TenantId,
-    weight: Weight = None,
-    max_concurrent: MaxConcurrent = None,
-    max_queued: MaxQueued = None,
-    max_tokens_per_minute: MaxTokens = None,
-    max_adapters: MaxAdapters = None,
-    max_adapter_bytes: MaxBytes = None,
-    max_rank: MaxRank = None,
-    max_host_bytes: MaxHostBytes = None,
-    max_device_bytes: MaxDeviceBytes = None,
-    soft_kv_share: SoftKvShare = None,
-    hard_kv_share: HardKvShare = None,
-    allowed_ranks: Ranks = None,
-    self_publish: SelfPublish = None,
-    log_content: LogContent = None,
-    as_json: Json = False,
+    context: typer.Context, tenant: str, fields: dict[str, Any], as_json: bool
 ) -> None:
     """Change what is given; the rest stays. Every ingress knows within two seconds."""
-    fields = _fields(
-        weight=weight,
-        max_concurrent=max_concurrent,
-        max_queued=max_queued,
-        max_tokens_per_minute=max_tokens_per_minute,
-        max_adapters=max_adapters,
-        max_adapter_bytes=max_adapter_bytes,
-        max_rank=max_rank,
-        max_host_bytes=max_host_bytes,
-        max_device_bytes=max_device_bytes,
-        soft_kv_share=soft_kv_share,
-        hard_kv_share=hard_kv_share,
-        allowed_ranks=_ranks(allowed_ranks),
-        self_publish=self_publish,
-        log_content=log_content,
-    )
     if not fields:
         fail("Give what is to change.", USAGE)
     with client(context) as service:
@@ -174,15 +70,14 @@ def list_tenants(
             f"{t['weight']:g}",
             str(t["max_concurrent"]),
             str(t["max_queued"]),
-            _limit(t["max_adapters"]),
-            _limit(t["max_adapter_bytes"]),
+            _limits(t),
             ", ".join(t["keys"]) or "-",
-            "suspended" if t["suspended"] else "active",
+            _state(t),
         ]
         for t in found
     ]
-    columns = ["tenant", "weight", "max concurrent", "max queued", "max adapters", "max bytes"]
-    show(found, as_json, table([*columns, "keys", "state"], rows))
+    columns = ["tenant", "weight", "max concurrent", "max queued", "limits", "keys", "state"]
+    show(found, as_json, table(columns, rows))
 
 
 @tenants_app.command("rotate-key")
@@ -193,25 +88,11 @@ def rotate_key(context: typer.Context, tenant: TenantId, as_json: Json = False) 
     show(answer, as_json, f"The new key of {tenant}, shown this once:\n{answer['key']}")
 
 
-def _fields(**given: Any) -> dict[str, Any]:
-    """Those that were given; -1 of a limit that there may be none of is none."""
-    fields = {name: value for name, value in given.items() if value is not None}
-    for name in LIMITS:
-        if fields.get(name) == -1:
-            fields[name] = None
-    return fields
+def _limits(tenant: dict[str, Any]) -> str:
+    """Those that it has."""
+    return ", ".join(f"{name} {tenant[name]}" for name in LIMITS if tenant[name]) or "-"
 
 
-def _ranks(given: str | None) -> list[int] | None:
-    if given is None:
-        return None
-    if given == "any":
-        return []
-    try:
-        return [int(rank) for rank in given.split(",")]
-    except ValueError:
-        fail(f"{given!r} are no ranks. Write them as 8,16, or any.", USAGE)
-
-
-def _limit(value: int | None) -> str:
-    return "-" if value is None else str(value)
+def _state(tenant: dict[str, Any]) -> str:
+    state = "suspended" if tenant["suspended"] else "active"
+    return ", ".join([state, *(flag for flag in FLAGS if tenant[flag])])

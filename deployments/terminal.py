@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 the service refused, 2 wrong usage, 3 the service can't be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
 from deployments.admin_client import AdminClient, Refused, Unreachable, Unusable
 from deployments.config import ClientConfig
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
+CODES = {REFUSED: "refused", USAGE: "wrong_usage", UNREACHABLE: "unreachable"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
 Limit = Annotated[
@@ -39,7 +41,7 @@ def client(context: typer.Context) -> Iterator[AdminClient]:
         finally:
             opened.close()
     except Refused as error:
-        fail(str(error), REFUSED)
+        fail(str(error), REFUSED, error.body)
     except Unreachable as error:
         fail(str(error), UNREACHABLE)
     except Unusable as error:
@@ -73,9 +75,42 @@ def split_adapter(adapter: str) -> tuple[str, str]:
     return tenant, name
 
 
-def fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
-    raise typer.Exit(code)
+class CommandFailed(Exception):
+    """Ends a command. code: its exit code. error: the service's own, whole."""
+
+    def __init__(self, message: str, code: int, error: Mapping[str, Any] | None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.error = error
+
+
+def fail(message: str, code: int, error: Mapping[str, Any] | None = None) -> NoReturn:
+    raise CommandFailed(message, code, error)
+
+
+class Commands(TyperGroup):
+    """The outermost group: tells on stderr why a command failed, with --json as {"error": ...}."""
+
+    def invoke(self, ctx: Any) -> Any:
+        as_json = "--json" in ctx.args
+        try:
+            return super().invoke(ctx)
+        except CommandFailed as failed:
+            _tell(str(failed), failed.code, failed.error, as_json)
+            raise typer.Exit(failed.code) from None
+        except Exception as error:  # a wrong usage, which the library would tell in a box of text
+            if not as_json or not hasattr(error, "format_message"):
+                raise
+            _tell(error.format_message(), USAGE, None, as_json)
+            raise typer.Exit(USAGE) from None
+
+
+def _tell(message: str, code: int, error: Mapping[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        own = {"message": message, "type": "client_error", "param": None, "code": CODES[code]}
+        typer.echo(json.dumps({"error": error or own}, indent=2), err=True)
+    else:
+        Console(stderr=True).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
 
 
 def warn(warnings: list[str]) -> None:

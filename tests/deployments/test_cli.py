@@ -167,6 +167,8 @@ def test_a_tenant_is_changed_suspended_and_resumed(loraplex, world):
     record = world.tenants.get("t1")
     assert record.log_content
     assert (record.max_rank, record.allowed_ranks, record.self_publish) == (16, (8, 16), True)
+    listed = " ".join(loraplex("tenants", "list", env={"COLUMNS": "300"}).split())
+    assert "max_rank 16, allowed_ranks [8, 16]" in listed and "active, self_publish" in listed
     loraplex(*change, "--max-rank", "-1", "--allowed-ranks", "any", "--no-self-publish")
     loraplex(*change, "--no-log-content")
     record = world.tenants.get("t1")
@@ -232,6 +234,23 @@ def test_tenants(loraplex, world):
 )
 def test_refusals_are_clear(loraplex, words, code, said):
     assert said in loraplex(*words, code=code)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said", "param"),
+    [
+        (["adapters", "show", "t1/nosuch"], 1, "not_found", "name"),
+        (["tenants", "create", "t9", "--weight", "0"], 1, "invalid_request", "weight"),
+        (["adapters", "show", "bot"], 2, "wrong_usage", None),
+        (["tenants", "change", "t1"], 2, "wrong_usage", None),
+        (["tenants", "change", "t1", "--nosuch"], 2, "wrong_usage", None),
+        (["--url", "http://127.0.0.1:1", "tenants", "list"], 3, "unreachable", None),
+    ],
+)
+def test_with_json_an_error_is_json_too(loraplex, words, code, said, param):
+    error = json.loads(loraplex(*words, "--json", code=code))["error"]
+    assert (error["code"], error["param"]) == (said, param)
+    assert error["message"] and error["type"]
 
 
 def test_a_rejected_adapter_says_why(loraplex, world):
