@@ -4,6 +4,7 @@ two hundred of which most ask for little: the real engine on a virtual clock."""
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
@@ -22,8 +23,20 @@ from tests.support.simulation import (
 
 ROWS, PAGES = 128, 80_000
 MAX_STEP_S = 0.06
-PROMPT, OUTPUT = 512, 48  # of a quiet request, on average
 NUM_QUIET = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """prompt, output: of a quiet request, on average. share: of the capacity, that the quiet ask
+    for. noisy: prompt and output of the neighbour's."""
+
+    seed: int = 11
+    prompt: int = 512
+    output: int = 48
+    share: float = 0.5
+    noisy: tuple[int, int] = (8192, 1500)
+
 
 QUIET = [Tenant(f"quiet{i}") for i in range(8)]
 NOISY = Tenant("noisy")
@@ -49,29 +62,34 @@ def simulation(order: str = "deficit") -> Simulation:
 
 
 @cache
-def capacity() -> float:
+def capacity(prompt: int, output: int) -> float:
     """Quiet requests a second, all eight always backlogged."""
     sim = simulation()
-    makes = [lambda t=t: Ask(t, PROMPT, OUTPUT, 2 * OUTPUT, OWN[t.id]) for t in QUIET]
+    makes = [lambda t=t: Ask(t, prompt, output, 2 * output, OWN[t.id]) for t in QUIET]
     sim.backlog(makes, 9.0, depth=8)
     return sum(job.end_s is not None and job.end_s > 4.0 for job in sim.jobs.values()) / 5.0
 
 
-def quiet_ttft_s(order: str, num: int, beside_noise: bool) -> list[float]:
-    """Ascending, of `num` quiet requests at half of the capacity. The neighbour comes first, holds
+def quiet_ttft_s(
+    order: str,
+    num: int,
+    beside_noise: bool,
+    setup: Setup = Setup(),  # noqa: B008 (frozen)
+) -> list[float]:
+    """Ascending, of `num` quiet requests. The neighbour comes first, holds
     every row, and goes on asking for 20 times what a quiet one does. Those without a token when
     the last has come have waited until then at least."""
-    rng = random.Random(11)
+    rng = random.Random(setup.seed)
     sim = simulation(order)
-    rate = capacity() / 2 / len(QUIET)
+    rate = capacity(setup.prompt, setup.output) * setup.share / len(QUIET)
 
     def loud() -> Ask:
-        return Ask(NOISY, 8192, 1500, 2048, rng.choice(THIRTY))
+        return Ask(NOISY, *setup.noisy, 2048, rng.choice(THIRTY))
 
     def quiet(tenant: Tenant) -> Ask:
-        num_prompt = rng.randint(PROMPT // 2, PROMPT * 3 // 2)
-        num_output = rng.randint(OUTPUT // 2, OUTPUT * 3 // 2)
-        return Ask(tenant, num_prompt, num_output, 2 * OUTPUT, OWN[tenant.id])
+        num_prompt = rng.randint(setup.prompt // 2, setup.prompt * 3 // 2)
+        num_output = rng.randint(setup.output // 2, setup.output * 3 // 2)
+        return Ask(tenant, num_prompt, num_output, 2 * setup.output, OWN[tenant.id])
 
     if beside_noise:
         for _ in range(3 * ROWS):
