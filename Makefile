@@ -1,6 +1,7 @@
 # make serve    the quickstart: environment, model, tenants, then the service in the foreground
 # make test     the environment, then every test that needs no GPU
 # make check    formatter, linter, types and the fast tests
+# make isolation  what a noisy neighbour costs the quiet: eight minutes on two cores, and a report
 # make load     SCENARIO on the running quickstart, and its report; `python -m loadgen list`
 #
 # PORT=8000            where `make serve` answers
@@ -30,7 +31,9 @@ STAMP := $(VENV)/.made-from-$(shell cat requirements.lock pyproject.toml | sha25
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: serve test check load env lock bench-check clean
+ISOLATION ?=
+
+.PHONY: serve test check load isolation env lock bench-check clean
 .DEFAULT_GOAL := serve
 
 serve: env
@@ -47,6 +50,9 @@ check: env
 
 bench-check: env
 	@$(RUN) tests.bench_check
+
+isolation: env
+	@$(RUN) tests.bench_isolation $(ISOLATION)
 
 LOADED := --quickstart $(QUICKSTART) --url http://127.0.0.1:$(PORT) --scenario $(SCENARIO) \
   --seed $(SEED) --roster $(dir $(REPORT))roster.json

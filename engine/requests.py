@@ -110,6 +110,7 @@ class Requests:
         sequence.ever_admitted = True
         sequence.num_cached = sequence.num_computed
         request = sequence.request
+        sequence.usage.queue_s += step.now - sequence.arrival_s
         num_prompt = len(request.prompt) - sequence.num_cached
         self._accounts.admit(request.id, num_prompt, request.max_tokens)
         self._counters.prompt(sequence.usage, len(request.prompt), sequence.num_cached)

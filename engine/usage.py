@@ -13,10 +13,11 @@ MAX_IDLE_TOLD = 256
 class TenantUsage(NamedTuple):
     """One tenant's counters since the start of the core.
 
-    num_requests   that were admitted
+    num_requests   that got a row
     prompt_tokens  of those; cached_tokens of them came from the prefix cache
     device_s       seconds of steps: a row pays its tokens beyond the first at what a token more
                    costs, and all rows of a step an equal part of the rest
+    queue_s        how long they waited for a row, all together
     loaded_bytes   of its adapters, each time one came into host memory
     host_byte_s, device_byte_s  its adapters' bytes times the seconds that they had room there
     """
@@ -27,6 +28,7 @@ class TenantUsage(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     device_s: float = 0.0
+    queue_s: float = 0.0
     loaded_bytes: int = 0
     host_byte_s: float = 0.0
     device_byte_s: float = 0.0
@@ -41,6 +43,7 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     device_s: float = 0.0
+    queue_s: float = 0.0
     loaded_bytes: int = 0
 
 
@@ -116,6 +119,7 @@ class UsageBook:
             u.cached_tokens,
             u.output_tokens,
             u.device_s,
+            u.queue_s,
             u.loaded_bytes,
             self._host.of(tenant),
             self._device.of(tenant),

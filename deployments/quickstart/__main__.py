@@ -83,6 +83,9 @@ def serve(
     home: Home = Path(),
     port: Annotated[int, typer.Option(help="Where it answers.", min=1, max=65535)] = 8000,
     dtype: Annotated[str | None, typer.Option(help="Instead of the config's.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Of accounts: deficit, vtc or fcfs; docs/fairness.md.")
+    ] = None,
 ) -> None:
     """Prepare, run the service in the foreground, and end all of it on Ctrl-C."""
     console = Console()
@@ -93,7 +96,7 @@ def serve(
         lock = DataLock(config.data_dir)
         require_free(port)
         keys = _prepare(config, console)
-        options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype)
+        options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype, order)
         with StopRequests() as stops:
             service = Service(options)
             ready = False

@@ -37,7 +37,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """config   the tracked Serve config; `port` and `dtype` (None: as it says) replace its own
+    """config   the tracked Serve config; `port`, `dtype` and `order` of accounts (None: as it
+             says) replace its own
     home     where the config's relative paths start
     data     folder for the log, Ray's token and the config as run
     """
@@ -47,6 +48,7 @@ class ServiceOptions:
     data: Path
     port: int
     dtype: str | None = None
+    order: str | None = None
 
     @property
     def log(self) -> Path:
@@ -203,7 +205,8 @@ def ensure_secret(path: Path) -> str:
 def write_config(options: ServiceOptions) -> Path:
     """The tracked config itself, or a copy in the data folder where an option changes it."""
     config = yaml.safe_load(options.config.read_text())
-    changed = rendered(config, options.port, options.dtype)
+    own = {"dtype": options.dtype, "accounts": options.order and {"order": options.order}}
+    changed = rendered(config, options.port, {k: v for k, v in own.items() if v is not None})
     if changed == config:
         return options.config
     path = options.data / "serve.yaml"
@@ -211,13 +214,12 @@ def write_config(options: ServiceOptions) -> Path:
     return path
 
 
-def rendered(config: Mapping[str, Any], port: int, dtype: str | None) -> dict[str, Any]:
-    """`config` with the proxy on `port` and, unless None, the replicas' `dtype`."""
+def rendered(config: Mapping[str, Any], port: int, replica: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the proxy on `port` and these keys of the replicas' section."""
     changed = {**config, "http_options": {**config["http_options"], "port": port}}
-    if dtype is not None:
+    if replica:
         (application,) = config["applications"]
-        replica = {**application["args"]["replica"], "dtype": dtype}
-        args = {**application["args"], "replica": replica}
+        args = {**application["args"], "replica": {**application["args"]["replica"], **replica}}
         changed["applications"] = [{**application, "args": args}]
     return changed
 

@@ -262,6 +262,47 @@ def test_revocation_within_two_seconds(url, loraplex):
     assert httpx.get(f"{url}/v1/models", headers=bearer(new)).status_code == 200
 
 
+def test_usage_adds_up_and_tokens_a_minute_are_one_bucket_of_two_ingresses(http, loraplex):
+    def used():
+        (line,) = loraplex("usage", "t1")
+        return line["prompt_tokens"], line["output_tokens"]
+
+    def ask(num_tokens=5):
+        body = {"model": "t1/one", "prompt": "a" * 40, "max_tokens": num_tokens}
+        return http.post("/v1/completions", json=body)
+
+    prompt, output = used()
+    answers = [ask().raise_for_status().json()["usage"] for _ in range(6)]
+    wanted = (
+        prompt + sum(usage["prompt_tokens"] for usage in answers),
+        output + sum(usage["completion_tokens"] for usage in answers),
+    )
+    wait_for(lambda: used() >= wanted, 10)
+    assert used() == wanted
+    assert http.get("/v1/usage").json()["data"] == loraplex("usage", "t1")
+
+    loraplex("tenants", "change", "t1", "--max-tokens-per-minute", "2000")
+    let_in = 0
+
+    def refused():
+        nonlocal let_in
+        answer = ask()
+        let_in += answer.status_code == 200
+        return answer.status_code == 429
+
+    began = time.monotonic()
+    wait_for(refused, 30)
+    error = error_of(ask(), 429)
+    assert error["code"] == "tokens_per_minute"
+    # Two ingresses of 2,000 tokens each would have let in twice as many; before they knew, some.
+    assert let_in <= 2000 / 45 * (1 + (time.monotonic() - began) / 60) + 30
+    loraplex("tenants", "change", "t1", "--max-tokens-per-minute", "-1")
+    settled = time.monotonic() + 2
+    while time.monotonic() < settled:
+        ask()
+    assert all(ask().status_code == 200 for _ in range(10))
+
+
 def test_retiring_ends_new_requests_only(http, loraplex):
     loraplex("adapters", "publish", "t1/gone", "two")
     body = {"model": "t1/gone", "prompt": "a", "max_tokens": 100, "stream": True}

@@ -74,7 +74,7 @@ def quiet_ttft_s(
     order: str,
     num: int,
     beside_noise: bool,
-    setup: Setup = Setup(),  # noqa: B008 (frozen)
+    setup: Setup = Setup(),
 ) -> list[float]:
     """Ascending, of `num` quiet requests. The neighbour comes first, holds
     every row, and goes on asking for 20 times what a quiet one does. Those without a token when
@@ -100,7 +100,7 @@ def quiet_ttft_s(
     streams = [poisson(rng, rate, lambda t=t: quiet(t), start_s) for t in QUIET]
     if beside_noise:
         streams.append(poisson(rng, 20 * rate, loud, start_s))
-    names = sim.play(merged(*streams), start_s + 1.05 * num / (rate * len(QUIET)), 384)
+    names = sim.play(merged(*streams), start_s + 1.15 * num / (rate * len(QUIET)), 384)
     jobs = [sim.jobs[name] for name in names if name.startswith("quiet")][:num]
     assert len(jobs) == num
     if order != "fcfs":

@@ -25,10 +25,18 @@ BASE = "smollm2-135m-instruct"
 class Service:
     """A running `python -m deployments.quickstart serve` with its data below `home`.
 
-    dtype: in fp32 answers can be compared token by token; None leaves it to the service.
+    dtype: in fp32 answers can be compared token by token; None leaves it to the service. order: of
+    accounts, likewise.
     """
 
-    def __init__(self, project: Path, home: Path, port: int, dtype: str | None = "float32") -> None:
+    def __init__(
+        self,
+        project: Path,
+        home: Path,
+        port: int,
+        dtype: str | None = "float32",
+        order: str | None = None,
+    ) -> None:
         self.home = home
         self.data = home / ".loraplex" / "quickstart"
         self.url = f"http://127.0.0.1:{port}"
@@ -37,6 +45,7 @@ class Service:
         command = [sys.executable, "-m", "deployments.quickstart", "serve"]
         command += ["--home", str(home), "--port", str(port)]
         command += [] if dtype is None else ["--dtype", dtype]
+        command += [] if order is None else ["--order", order]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, cwd=project, stdout=output, stderr=output, start_new_session=True

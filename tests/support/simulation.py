@@ -89,13 +89,15 @@ class Ask:
 
 @dataclass(slots=True)
 class Job:
-    """first_s, end_s: when the first token and the last came. work: its weighted tokens so far."""
+    """first_s, end_s: when the first token and the last came. queue_s: how long it waited for a
+    row, once it has ended."""
 
     ask: Ask
     asked_s: float
     first_s: float | None = None
     end_s: float | None = None
     num_output: int = 0
+    queue_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -221,6 +223,7 @@ class Simulation:
         if part.finish is not None:
             assert part.error is None, part.error
             job.end_s = self.clock()
+            job.queue_s = sum(wait.end_s - wait.start_s for wait in part.waits)
             self.busy[tenant] -= 1
             if job.first_s is None:
                 self.waiting[tenant] -= 1

@@ -41,7 +41,7 @@ def test_an_option_changes_its_own_key_alone(config: Path, tmp_path: Path) -> No
 
 def test_rendering_leaves_its_argument_alone(config: Path) -> None:
     before = yaml.safe_load(config.read_text())
-    rendered(before, 1234, "float32")
+    rendered(before, 1234, {"dtype": "float32", "accounts": {"order": "fcfs"}})
     assert before == yaml.safe_load(config.read_text())
 
 
