@@ -27,10 +27,10 @@ _SAID: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "float_type": lambda c: "must be a number",
     "float_parsing": lambda c: "must be a number",
     "finite_number": lambda c: "must be a finite number",
-    "greater_than_equal": lambda c: f"must be {c['ge']} or more",
-    "greater_than": lambda c: f"must be more than {c['gt']}",
-    "less_than_equal": lambda c: f"must be {c['le']} or less",
-    "less_than": lambda c: f"must be less than {c['lt']}",
+    "greater_than_equal": lambda c: f"must be {_number(c['ge'])} or more",
+    "greater_than": lambda c: f"must be more than {_number(c['gt'])}",
+    "less_than_equal": lambda c: f"must be {_number(c['le'])} or less",
+    "less_than": lambda c: f"must be less than {_number(c['lt'])}",
     "list_type": lambda c: "must be a list",
     "tuple_type": lambda c: "must be a list",
     "too_long": lambda c: f"must have at most {c['max_length']} items",
@@ -106,6 +106,11 @@ def _object_in(annotation: Any) -> type | None:
         return annotation if is_object else None
     inner = (_object_in(part) for part in getattr(annotation, "__args__", ()))
     return next((model for model in inner if model is not None), None)
+
+
+def _number(bound: float) -> str:
+    """A whole one without its `.0`."""
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _at_least(number: int, what: str) -> str:

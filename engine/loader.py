@@ -89,7 +89,10 @@ class Loader:
             error = AdapterUnavailable(f"Reading the adapter failed: {failed.strerror}.")
         except Exception as failed:
             log.exception("Load of %s failed", load.ref.key, extra=fields(load.ref))
-            error = AdapterUnavailable(f"Loading the adapter failed: {type(failed).__name__}.")
+            error = AdapterUnavailable(
+                f"Loading the adapter failed: {type(failed).__name__}. See the loader's log.",
+                public="Loading the adapter failed. Tell the service's operator.",
+            )
         seconds, steps = watch.end()
         _log(load.ref, seconds, from_disk, error)
         return LoadDone(
