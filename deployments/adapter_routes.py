@@ -92,6 +92,7 @@ class AdapterRoutes:
         version = one + "/versions/{version}"
         add(router, "GET", "", self.list, query=("tenant", "limit", "after"))
         add(router, "POST", "", self.publish)
+        add(router, "GET", "/limits", self.limits)
         add(router, "GET", one, self.show)
         add(router, "DELETE", one, self.retire, query=("now",))
         add(router, "POST", one + "/promote", self.promote)
@@ -140,6 +141,11 @@ class AdapterRoutes:
 
         headers = {"content-length": str(size), "x-loraplex-adapter-version": ref.digest}
         return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+
+    async def limits(self, request: Request) -> Response:
+        """What a publisher can know before it sends anything."""
+        await self._caller(request)
+        return JSONResponse({"object": "limits", "max_upload_bytes": self.uploads.max_bytes})
 
     # Publishing -----------------------------------------------------------------------------------
     async def publish(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from deployments.config import ClientConfig
+from deployments.orders import SMALLER
 from engine.adapters.store import TOKENIZER_FILES
 
 TIMEOUT_S = 30.0
@@ -79,6 +80,7 @@ class AdminClient:
                 raise Unusable(f"{folder} can't be read: {error.strerror}.") from None
             if not files:
                 raise Unusable(f"{folder} has no adapter_config.json. Name a folder of PEFT's.")
+            self._check_sizes(paths)
             count = _Count(total, told)
             parts = [
                 ("files", (path.name, _Watched(file, count)))
@@ -87,6 +89,15 @@ class AdminClient:
             return self._call(
                 "POST", "/v1/adapters", data=form, files=parts, timeout=PUBLISH_TIMEOUT_S
             )
+
+    def _check_sizes(self, paths: list[Path]) -> None:
+        """Ahead of sending gigabytes that are refused."""
+        most = self._call("GET", "/v1/adapters/limits")["max_upload_bytes"]
+        for path in paths:
+            if (num_bytes := path.stat().st_size) > most:
+                raise Unusable(
+                    f"{path} has {num_bytes} bytes, and the service takes {most}. {SMALLER}"
+                )
 
     def download(
         self, tenant: str, name: str, version: str, file: str, target: Path, told: Told

@@ -127,6 +127,8 @@ def error_response(
         headers["Retry-After"] = str(max(1, math.ceil(info.retry_after_s or 1)))
     elif info.status == 503:
         headers["x-should-retry"] = "false"
+    if info.status == 413:
+        headers["Connection"] = "close"  # what is left of the body is not read
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = error_body(info, to_operator=to_operator)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.adapters.store import SEGMENT
+from engine.adapters.store import SEGMENT, TENSORS
+from engine.errors import TooLarge
 
 UPLOADS = "uploads"
 
@@ -46,3 +47,15 @@ def upload_prefix(tenant: str, upload: str) -> str:
     if not SEGMENT.fullmatch(tenant) or not SEGMENT.fullmatch(upload) or "-" not in upload:
         raise ValueError(f"{tenant!r}/{upload!r} names no upload")
     return f"{UPLOADS}/{tenant}/{upload}"
+
+
+SMALLER = (
+    "Save the adapter with a lower rank or in 16 bits, or have the operator raise"
+    " publish.max_upload_bytes."
+)
+
+
+def too_large(file: str, max_bytes: int) -> TooLarge:
+    """max_bytes: of a file of that name."""
+    remedy = f" {SMALLER}" if file == TENSORS else ""
+    return TooLarge(f"{file} is larger than {max_bytes} bytes.{remedy}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deployments.added_tokens import MAX_TOKENIZER_BYTES
 from deployments.import_folder import AdapterFiles, ImportFolder, missing_file
-from deployments.orders import Source, upload_prefix
+from deployments.orders import Source, too_large, upload_prefix
 from engine.adapters.peft import MAX_CONFIG_BYTES
 from engine.adapters.store import (
     CONFIG,
@@ -24,7 +24,7 @@ from engine.adapters.store import (
     ObjectMissing,
     ObjectStore,
 )
-from engine.errors import InvalidRequest, LoraplexError, NotFound, TooLarge
+from engine.errors import InvalidRequest, LoraplexError, NotFound
 
 logger = logging.getLogger(__name__)
 IMPORTS = "imports"
@@ -102,7 +102,7 @@ def _copy(store: ObjectStore, prefix: str, path: Path, max_bytes: int) -> bool:
             for piece in store.read(f"{prefix}/{path.name}"):
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
-                    raise TooLarge(f"{path.name} is larger than {max_bytes} bytes.")
+                    raise too_large(path.name, max_bytes)
                 file.write(piece)
     except ObjectMissing:
         return False

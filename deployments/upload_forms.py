@@ -56,6 +56,7 @@ class UploadForms:
         try:
             with tempfile.TemporaryDirectory(prefix="loraplex-") as scratch:
                 upload = Upload(request.headers["content-type"], Path(scratch), self.max_bytes)
+                upload.check_length(request.headers.get("content-length", ""))
                 await upload.read(request.stream(), BODY_TIMEOUT_S)
                 body = _checked(upload)
                 tenant = check_name(owner(body), "tenant")

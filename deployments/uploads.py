@@ -15,6 +15,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from deployments.added_tokens import MAX_TOKENIZER_BYTES
+from deployments.orders import SMALLER, too_large
 from engine.adapters.peft import MAX_CONFIG_BYTES
 from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES
 from engine.errors import InvalidRequest, TooLarge
@@ -77,6 +78,15 @@ class Upload:
                 "on_end": self._all,
             },
         )
+
+    def check_length(self, declared: str) -> None:
+        """declared: the body's Content-Length, if it has one. Raises TooLarge where that is more
+        than `read` would take, before anything has come."""
+        most = self._limits[TENSORS]
+        if declared.isdigit() and int(declared) > most + MAX_OTHER_BYTES:
+            raise TooLarge(
+                f"The upload has {declared} bytes, and {TENSORS} may have {most}. {SMALLER}"
+            )
 
     async def read(self, pieces: AsyncIterator[bytes], idle_s: float) -> None:
         """All of the body. Raises InvalidRequest (malformed, or nothing came for `idle_s`),
@@ -156,7 +166,7 @@ class Upload:
             assert part.filename is not None
             most = self._limits[part.filename]
             if part.num_bytes > most:
-                raise TooLarge(f"{part.filename} is larger than {most} bytes.")
+                raise too_large(part.filename, most)
             part.file.write(data[start:end])
         elif part.filename is None:
             if part.num_bytes > MAX_FIELD_BYTES:

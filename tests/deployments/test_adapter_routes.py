@@ -2,16 +2,18 @@
 
 import asyncio
 import shutil
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from deployments.ingress import create_app
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.tier_orders import read_retry
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, Unavailable
-from tests.support.ingress import InProcess, bearer, error_of, events
+from tests.support.ingress import InProcess, LocalServer, bearer, error_of, events
 from tests.support.memory_control import publish, put_version
 
 BOT = "/v1/adapters/t1/bot"
@@ -314,6 +316,26 @@ async def test_a_malformed_form_is_refused(admin, body, said):
     error_of(await admin.post("/v1/adapters", content=body, headers=headers), 400)
 
 
+def test_an_upload_that_is_too_large_is_refused_before_it_comes(world):
+    """3 GiB are announced and none of them sent; the answer says so at once, and the end of it."""
+    section = world.config.publish.model_copy(update={"max_upload_bytes": 2_999_999})
+    world.config = world.config.model_copy(update={"publish": section})
+    head = (
+        "POST /v1/adapters HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: Bearer {world.keys['admin']}\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 3221225472\r\n\r\n"
+    )
+    with LocalServer(create_app(world.parts())) as url:
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        with socket.create_connection(address, timeout=30) as client:
+            client.sendall(head.encode())
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    for said in (b"3221225472", b"2999999", b"lower rank", b"publish.max_upload_bytes"):
+        assert said in answer
+    assert b"connection: close" in answer.lower()
+
+
 async def test_an_upload_has_a_size_and_a_place(world):
     publish_section = world.config.publish.model_copy(
         update={"max_upload_bytes": 2_999_999, "max_uploads": 1}
@@ -321,7 +343,9 @@ async def test_an_upload_has_a_size_and_a_place(world):
     world.config = world.config.model_copy(update={"publish": publish_section})
     async with InProcess(world) as admin:
         admin.headers.update(bearer(world.keys["admin"]))
-        error_of(await admin.post("/v1/adapters", data=FORM, files=FILES), 413)
+        assert (await admin.get("/v1/adapters/limits")).json()["max_upload_bytes"] == 2_999_999
+        error = error_of(await admin.post("/v1/adapters", data=FORM, files=FILES), 413)
+        assert "lower rank" in error["message"]
         assert world.store.list("uploads/") == []
         going = asyncio.Event()
 

@@ -91,6 +91,29 @@ def test_retire_one_version(loraplex, world, two):
     assert [now for _, now in world.model.drops] == [True]
 
 
+def test_an_upload_that_is_too_large_is_not_sent(world, tmp_path):
+    section = world.config.publish.model_copy(update={"max_upload_bytes": 1000})
+    world.config = world.config.model_copy(update={"publish": section})
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with (tmp_path / "adapter_model.safetensors").open("wb") as file:
+        file.truncate(1001)
+    asked = []
+
+    async def count(scope, receive, send):
+        asked.append((scope["type"], scope.get("path")))
+        await app_of_world(scope, receive, send)
+
+    app_of_world = create_app(world.parts())
+    with LocalServer(count) as url:
+        env = {"LORAPLEX_URL": url, "LORAPLEX_ADMIN_KEY": world.keys["admin"]}
+        words = ["adapters", "publish", "t2/new", "--upload", str(tmp_path)]
+        result = CliRunner().invoke(app, words, env=env)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "1001 bytes" in said and "takes 1000" in said and "lower rank" in said
+    assert [path for kind, path in asked if kind == "http"] == ["/v1/adapters/limits"]
+
+
 def test_publish_from_everywhere(loraplex, world, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100_000)
