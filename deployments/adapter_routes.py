@@ -144,7 +144,7 @@ class AdapterRoutes:
 
     async def limits(self, request: Request) -> Response:
         """What a publisher can know before it sends anything."""
-        await self._caller(request)
+        await self.desk.publisher(request)
         return JSONResponse({"object": "limits", "max_upload_bytes": self.uploads.max_bytes})
 
     # Publishing -----------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ RAY_SETTINGS = {
     # One event loop in a Serve process, not three with hops between them: nothing of ours blocks.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # `x-session-id` is a header of ours. Ray's proxy would read it as UTF-8, with 500 for what is
+    # none.
+    "RAY_SERVE_SESSION_ID_HEADER_KEY": "x-ray-session-id",
     # Ray's workers run at niceness 15, and the core with them, behind anything else on the machine.
     "RAY_worker_niceness": "0",
 }
