@@ -33,6 +33,7 @@ from deployments.registry import open_registry
 from deployments.replica import Replica
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request
+from deployments.telemetry.metering import metering
 from deployments.telemetry.tracing import tracing
 from engine.adapters.store import open_store
 from engine.log_lines import log_as_json
@@ -63,15 +64,18 @@ class Ingress:
     ) -> None:
         log_as_json("ingress", about_request)
         check_here(home, node_here)
+        model = RayReplicas(replicas)
         self._parts = Parts(
             config=config,
             base_revision=revision,
             registry=open_registry(config.registry_url),
-            model=RayReplicas(replicas),
+            model=model,
             control=RayControl(control),
             store=open_store(config.store_url, config.store_options),
             adds_request_id=False,  # Serve's proxy does
             tracing=tracing(config.telemetry, Where.INGRESS, serve_instance),
+            metering=metering(config.telemetry, Where.INGRESS, serve_instance),
+            router_counters=model.router_counters,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -86,13 +90,16 @@ class ControlHost:
 
         log_as_json("control", about_request)
         check_here(home, node_here)
-        self._control = Control(config, replicas=RayReplicas(replicas))
-        self._sweeping: asyncio.Task[None] | None = None
+        self._metering = metering(config.telemetry, Where.CONTROL, serve_instance)
+        self._control = Control(config, replicas=RayReplicas(replicas), metering=self._metering)
+        self._running: list[asyncio.Task[None]] = []
 
     async def check_health(self) -> None:
         """The first call begins to sweep: the constructor has no event loop of its own."""
-        if self._sweeping is None:
-            self._sweeping = asyncio.create_task(self._control.run())
+        if not self._running:
+            self._running.append(asyncio.create_task(self._control.run()))
+            if self._metering is not None:
+                self._running.append(asyncio.create_task(self._metering.run()))
 
     async def stage(self, order: dict[str, Any]) -> dict[str, Any]:
         return await self._control.stage(order)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.streams import Event, Stream, join
+from engine.errors import RequestTimeout
 
 WINDOW_S = 0.25
 
@@ -118,3 +119,8 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def late(deadline_s: float) -> RequestTimeout:
+    """For a call that took longer than that, in seconds."""
+    return RequestTimeout(f"The request did not finish within {deadline_s:g} s.")

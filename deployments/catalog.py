@@ -50,10 +50,14 @@ class Catalog:
         self._negative_ttl_s = negative_ttl_s
         self._directory = Directory()
         self._rev: int | None = None
+        self._fresh_s: float | None = None
+        self.num_failures = 0
+        """Refreshes that failed."""
         self._absent: OrderedDict[str, float] = OrderedDict()
 
     async def refresh(self) -> None:
         """Fetch what changed. Raises Unavailable when the registry can't be reached."""
+        asked_s = self._clock()
         if self._rev is not None:
             changes = await asyncio.to_thread(self._registry.changes, self._rev)
             if not isinstance(changes, Gone):
@@ -62,10 +66,17 @@ class Catalog:
                     if number % SLICE == 0:
                         await asyncio.sleep(0)
                 self._rev = changes.rev
+                self._fresh_s = asked_s
                 return
         self._directory, self._rev = await asyncio.to_thread(_read_all, self._registry)
         # What was looked up since the listing may be missing from it: look it up again.
         self._absent.clear()
+        self._fresh_s = asked_s
+
+    @property
+    def age_s(self) -> float | None:
+        """Since the copy was last known to be the registry's own; None: never yet."""
+        return None if self._fresh_s is None else self._clock() - self._fresh_s
 
     async def run(self) -> None:
         """Refresh for ever."""
@@ -73,8 +84,10 @@ class Catalog:
             try:
                 await self.refresh()
             except LoraplexError as error:
+                self.num_failures += 1
                 logger.warning("registry: %s", error.message)
             except Exception:
+                self.num_failures += 1
                 logger.exception("a change of the registry can't be taken over")
             await asyncio.sleep(self._poll_s)
 

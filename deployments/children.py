@@ -69,6 +69,8 @@ class Children:
         self._loader: Child | None = None
         self._restart: asyncio.Task[None] | None = None
         self._failed_starts = 0
+        self.num_restarts = 0
+        """Of the loader."""
         self._closing = False
         self._host_fd = -1
 
@@ -204,6 +206,7 @@ class Children:
     async def _restart_loader(self, dead: Child) -> None:
         status = await asyncio.to_thread(dead.end, FIRST_PAUSE_S)
         log.error("The loader ended with status %d; %d loads wait.", status, len(self._loads))
+        self.num_restarts += 1
         if refusals := self._loads.died():
             self._failed_starts = 0
             self.submit(refusals)

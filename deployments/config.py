@@ -159,6 +159,7 @@ class AppConfig(Section):
             schedule=replica.schedule.resolved(device),
             accounts=replica.accounts,
             adapters=replica.adapters,
+            measures=self.telemetry.metrics,
         )
 
     def replica_config(self, base_revision: str, home_node: str = "") -> ReplicaConfig:

@@ -31,6 +31,8 @@ from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from deployments.sources import Sources
 from deployments.sweep import Sweep
+from deployments.telemetry.instruments import PUBLISHES, SWEEPS, Instrument
+from deployments.telemetry.metering import Metering
 from deployments.token_book import TokenBook
 from deployments.usage_keeper import UsageKeeper
 from engine.adapters.basecopy import BaseWeights
@@ -50,14 +52,17 @@ Answer = dict[str, Any]
 
 class Control:
     """Undecorated, so that tests make one as it is. `clock` gives Unix seconds.
-    replicas: who are asked what tenants have used; None: nobody."""
+    replicas: who are asked what tenants have used; None: nobody. metering: None counts nothing;
+    its exports are the caller's."""
 
     def __init__(
         self,
         config: AppConfig,
         clock: Callable[[], float] = time.time,
         replicas: Model | None = None,
+        metering: Metering | None = None,
     ) -> None:
+        self._metering = metering
         self._registry: Registry = open_registry(config.registry_url)
         self._tokens = TokenBook(time.monotonic)
         self._usage = UsageKeeper(replicas, self._registry, time.monotonic)
@@ -98,7 +103,7 @@ class Control:
             source = Source(**order["source"])
             return self._publisher.stage(Order(**{**order, "source": source})).to_value()
 
-        return await self._answer(self._threads, work)
+        return self._counted(PUBLISHES, await self._answer(self._threads, work))
 
     async def register(self, version: Mapping[str, Any], placing: Mapping[str, Any]) -> Answer:
         """placing: the fields of `Placing`. See `Publisher.register`. Answers the adapter's
@@ -115,13 +120,17 @@ class Control:
     ) -> Answer:
         """Stage a folder below the import root and make it production. The adapter's record."""
         order = Order(tenant, name, Source(folder=folder), by, base)
-        return await self._answer(self._threads, lambda: self._publisher.publish(order).to_value())
+        answer = await self._answer(
+            self._threads, lambda: self._publisher.publish(order).to_value()
+        )
+        return self._counted(PUBLISHES, answer)
 
     async def sweep(self, dry_run: bool = False) -> Answer:
         """See `Sweep.run`; while one runs, the next waits for it."""
-        return await self._answer(
+        answer = await self._answer(
             self._sweeper, lambda: dataclasses.asdict(self._sweep.run(dry_run))
         )
+        return self._counted(SWEEPS, answer)
 
     async def observe(self, report: Mapping[str, Any]) -> Answer:
         """See `Gatekeeper.observe`."""
@@ -162,6 +171,11 @@ class Control:
         self._gate.shutdown()
         self._usage.close()
         self._registry.close()
+
+    def _counted(self, counter: Instrument, answer: Answer) -> Answer:
+        if self._metering is not None:
+            self._metering.tally.add(counter, 1, answer.get("error", {"code": "ok"})["code"])
+        return answer
 
     async def _answer(self, threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from deployments.answers import Event, raise_errors
+from deployments.telemetry.request_metrics import UNMETERED, Meter
 from deployments.telemetry.tracing import RequestTrace, untraced
 from engine.errors import LoraplexError, ReplicaLost, RequestTimeout, Unavailable
 from engine.types import WIRE_VERSION, AdapterRef, Request, Tenant
@@ -72,6 +73,7 @@ class Generation:
     """Sequences of one client request, all for `ref` (None: the base).
 
     timeout_s  from now to the last token
+    meter      of the client request
     nonce      answers a new unguessable word: request ids must differ between clients that send
                the same x-request-id, or one could end another's
     trace      of the client request
@@ -84,6 +86,7 @@ class Generation:
     clock: Callable[[], float]
     nonce: Callable[[], str]
     trace: RequestTrace = field(default_factory=untraced)
+    meter: Meter = UNMETERED
 
     @property
     def num_prompt(self) -> int:
@@ -102,6 +105,7 @@ class Generation:
                         yield batch
                 return
             except LoraplexError as error:
+                self.meter.lost(error.code)
                 if delivered or pause_s is None or error.code != REPLICA_LOST:
                     raise
                 logger.warning("replica lost before its first token; trying another")

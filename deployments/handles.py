@@ -30,6 +30,7 @@ from deployments.registry.version_record import VersionRecord
 from deployments.tier_orders import prefetch_order
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
 from engine.types import AdapterRef, Tenant, adapter_to_wire
+from router.request_router import RouterCounters
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class RayReplicas:
             _by_reference=False,
         )
         return RayReplicaStream(cast(DeploymentResponseGenerator[Any], handle.remote(call)))
+
+    def router_counters(self) -> RouterCounters | None:
+        """Of this process's router; None before its first call, or where Ray has moved it: there is
+        no public way to it."""
+        router = getattr(self._handle, "_router", None)
+        chosen = getattr(getattr(router, "_asyncio_router", None), "_request_router", None)
+        return getattr(chosen, "counters", None)
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         """Of the replicas that answer; a lost one doesn't silence the others.

@@ -9,7 +9,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,6 +34,9 @@ from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
 from deployments.telemetry.following import Follower
+from deployments.telemetry.ingress_metrics import RouterCounts, read_catalog, read_router
+from deployments.telemetry.metering import Metering
+from deployments.telemetry.request_metrics import RequestMetrics
 from deployments.telemetry.tracing import Tracing
 from deployments.tenants import Tenants
 from deployments.token_limits import TokenLimits
@@ -63,6 +66,8 @@ class Parts:
     """What the ingress is given.
 
     base_revision     of the folder that the replicas serve
+    metering          None: nothing is counted
+    router_counters   of this process's router; None while it has none
     adds_request_id   False behind Ray Serve's proxy, which adds the header itself
     """
 
@@ -75,6 +80,8 @@ class Parts:
     sources: Sources = field(default_factory=_sources)
     adds_request_id: bool = True
     tracing: Tracing | None = None
+    metering: Metering | None = None
+    router_counters: Callable[[], RouterCounts | None] = lambda: None
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -104,6 +111,10 @@ def create_app(parts: Parts) -> FastAPI:
         ]
         if parts.config.replica.max_replicas > 1:
             works.append(ServiceExchange(parts.model).run())
+        if parts.metering is not None:
+            read_router(parts.metering, parts.router_counters)
+            read_catalog(parts.metering, catalog)
+            works.append(parts.metering.run())
         tasks = [asyncio.create_task(work) for work in works]
         yield
         for task in tasks:
@@ -111,6 +122,8 @@ def create_app(parts: Parts) -> FastAPI:
             with suppress(asyncio.CancelledError):
                 await task
         tokenising.shutdown(wait=False, cancel_futures=True)
+        if parts.metering is not None:
+            parts.metering.close()
 
     edge = Middleware(
         Edge,
@@ -175,7 +188,7 @@ def _add_probes(app: FastAPI, serving: Serving) -> None:
 
 
 def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
-    config = parts.config
+    config, metering = parts.config, parts.metering
     folder = config.base.path
     spec = BackboneSpec.load(folder)
     return Serving(
@@ -201,4 +214,5 @@ def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
         sources=parts.sources,
         timeout_s=config.ingress.request_timeout_s,
         max_in_flight=config.ingress.max_in_flight,
+        metrics=None if metering is None else RequestMetrics(metering, parts.sources.monotonic),
     )

@@ -38,7 +38,8 @@ class Job:
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
         """Close it in the end: that is what stops the replica."""
-        counted = self._count(self._generation.events())
+        generation = self._generation
+        counted = generation.meter.over(self._count(generation.events()))
         return counted if self._watch is None else self._watch.over(counted)
 
     async def whole(self) -> dict[str, Any]:

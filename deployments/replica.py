@@ -18,7 +18,7 @@ from typing import Any
 
 from deployments.books import Books
 from deployments.call_wire import read_call
-from deployments.calls import Call, Pace
+from deployments.calls import Call, Pace, late
 from deployments.children import CORE, LOADER, Children
 from deployments.detokenise import Vocabulary
 from deployments.hosts import check_here, node_here, serve_instance, serve_rank
@@ -26,6 +26,7 @@ from deployments.replica_config import ReplicaConfig, device_facts
 from deployments.streams import Event, Stream, error_event
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request, begin_request
+from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import ReplicaSpans
 from deployments.telemetry.tracing import tracing
 from deployments.tier_orders import place_of, read_pins, read_prefetch, read_retry
@@ -34,7 +35,6 @@ from engine.errors import (
     CoreLost,
     LoraplexError,
     ReplicaLost,
-    RequestTimeout,
     Unavailable,
 )
 from engine.log_lines import fields, log_as_json
@@ -94,6 +94,7 @@ class Replica:
         self._books = Books(uuid.uuid4().hex)
         traces = tracing(config.telemetry, Where.REPLICA, serve_instance)
         self._spans = None if traces is None else ReplicaSpans(traces)
+        self._metrics = replica_metrics(config.telemetry, self._residency, self._children)
 
     async def start(self) -> None:
         """Start the children, once however often it is called. Raises the core's complaint."""
@@ -104,6 +105,7 @@ class Replica:
     async def _start(self) -> None:
         self._ready = ready = await self._children.start(self._config.startup_timeout_s)
         self._heard_s = self._clock()
+        self._metrics.start(ready)
         log.info(
             "Core ready after %.1f s: %d pages of %d bytes.",
             ready.startup_s,
@@ -139,7 +141,7 @@ class Replica:
             if span is not None and self._spans is not None:
                 self._spans.submitted(span, requests)
             self._submit(open_call)
-        timer = loop.call_later(deadline_s, self._fail, open_call, _late(deadline_s))
+        timer = loop.call_later(deadline_s, self._fail, open_call, late(deadline_s))
         self._num_calls += 1
         try:
             while not open_call.done:
@@ -225,6 +227,7 @@ class Replica:
         self._heard_s = self._clock()
         if self._observe is not None:
             self._observe(output)
+        self._metrics.heard(output)
         if output.residency is not None:
             self._residency.apply(output.residency)
         if self._spans is not None:
@@ -308,13 +311,10 @@ class Replica:
 
     def shutdown(self) -> None:
         """End the children; blocks until no process is left. Idempotent."""
+        self._metrics.close()
         self._children.close()
 
     def __del__(self) -> None:
         """Ray Serve calls this after draining, when a replica is taken away."""
         if hasattr(self, "_children"):
             self.shutdown()
-
-
-def _late(deadline_s: float) -> RequestTimeout:
-    return RequestTimeout(f"The request did not finish within {deadline_s:g} s.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.answers import Answer, AnswerHead
@@ -18,6 +18,7 @@ from deployments.job import Job
 from deployments.openai_protocol import ChatBody, CompletionBody
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.telemetry.logs import ContentLog
+from deployments.telemetry.request_metrics import RequestMetrics, begin
 from deployments.telemetry.tracing import RequestTrace, untraced
 from deployments.token_limits import TokenLimits
 from deployments.tokenising import Tokeniser
@@ -54,6 +55,7 @@ class Serving:
     timeout_s      from a request's arrival to its last token
     max_choices    sequences of one client request: prompts x n
     max_in_flight  client requests at once
+    metrics        None: nothing is counted
     """
 
     catalog: Catalog
@@ -69,6 +71,7 @@ class Serving:
     timeout_s: float
     max_choices: int
     max_in_flight: int
+    metrics: RequestMetrics | None = None
     _in_flight: int = field(default=0, init=False)
     _hints: Hints = field(init=False)
 
@@ -108,25 +111,29 @@ class Serving:
         NotFound, InvalidRequest, PermissionDenied, TooManyRequests, Unavailable.
         """
         trace = trace or untraced(request_id)
-        trace.identify(caller.as_tenant().id)
-        with trace.step("resolve"):
-            ref, tenant = await self._resolve(body.model, caller, session or body.session)
-        trace.identify(tenant.id, ref)
-        num = self._num_sequences(body)
-        with self.place(), self.admission.admit(tenant, num) as ticket:
-            trace.event("admitted")
-            if ref is not None and self._hints.see(ref.key):
-                self.replicas.hint(ref, tenant)
-            watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
-            generation = await self._generation(trace, body, tenant, ref, self.timeout_s)
-            with trace.step("quota"):
-                tokens = await self.tokens.admit(tenant, generation.num_prompt // body.num_choices)
-            answer = Answer(self._head(request_id, ref, body), num)
-            content = ContentLog(body.asked()) if caller.log_content else None
-            try:
-                yield Job(generation, answer, ticket, tokens, watch, content)
-            finally:
-                tokens.end()
+        with begin(self.metrics, caller.tenant) as meter:
+            trace.identify(caller.as_tenant().id)
+            with trace.step("resolve"):
+                ref, tenant = await self._resolve(body.model, caller, session or body.session)
+            trace.identify(tenant.id, ref)
+            num = self._num_sequences(body)
+            meter.resolved(ref, body.num_choices)
+            with self.place(), self.admission.admit(tenant, num) as ticket:
+                trace.event("admitted")
+                if ref is not None and self._hints.see(ref.key):
+                    self.replicas.hint(ref, tenant)
+                watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
+                generation = await self._generation(trace, body, tenant, ref, self.timeout_s)
+                generation = replace(generation, meter=meter)
+                with trace.step("quota"):
+                    num_prompt = generation.num_prompt // body.num_choices
+                    tokens = await self.tokens.admit(tenant, num_prompt)
+                answer = Answer(self._head(request_id, ref, body), num)
+                content = ContentLog(body.asked()) if caller.log_content else None
+                try:
+                    yield Job(generation, answer, ticket, tokens, watch, content)
+                finally:
+                    tokens.end()
 
     async def answer_as(
         self,

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 from engine.histogram import ADAPTERS, SECONDS, STEP_SECONDS
 
+PROCESS = "process"
+"""A label of every series: what Ray Serve calls the process (`instance` is Prometheus's own)."""
 OTHER = "other"
 BASE = "base"
 
@@ -91,6 +93,14 @@ REFUSALS = _counter(
     "{request}",
     "Requests not let in (429, or 503 of a full ingress), by the error code that says why.",
     "tenant",
+    "code",
+)
+LOSSES = _counter(
+    _I,
+    "replica.losses",
+    "{request}",
+    "Requests that lost their replica (replica_lost) or whose core died (core_lost), also those"
+    " that another replica then answered.",
     "code",
 )
 REQUEST_DURATION = _histogram(

@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from deployments.telemetry.instruments import BASE, Where
+from deployments.telemetry.instruments import BASE, PROCESS, Where
 from deployments.telemetry.ranking import Ranking
 from deployments.telemetry.section import TelemetrySection
 from deployments.telemetry.tally import Tally
@@ -120,12 +120,16 @@ def adapter_name(ref: AdapterRef | None) -> str:
     return BASE if ref is None else f"{ref.ring_key}@{ref.digest[:12]}"
 
 
-def metering(section: TelemetrySection, where: Where, instance: str) -> Metering | None:
-    """For the process `instance` of a deployment; None where metrics are off or go nowhere."""
-    exporters = list(_exporters(section, {"instance": instance}))
-    if not section.metrics or not exporters:
+def metering(
+    section: TelemetrySection, where: Where, instance: Callable[[], str]
+) -> Metering | None:
+    """For a process of a deployment, `instance` its name; None where metrics are off or go
+    nowhere."""
+    if not section.metrics:
         return None
-    return Metering(section, process_resource(where, instance), exporters)
+    name = instance()
+    exporters = list(_exporters(section, {PROCESS: name}))
+    return Metering(section, process_resource(where, name), exporters) if exporters else None
 
 
 def process_resource(where: Where, instance: str) -> Resource:
@@ -142,9 +146,12 @@ def process_resource(where: Where, instance: str) -> Resource:
 def _exporters(section: TelemetrySection, tags: Mapping[str, str]) -> Iterable[MetricExporter]:
     """Imported where they are used: an exporter that isn't wanted costs no memory either."""
     if section.ray:
+        import ray  # noqa: PLC0415
+
         from deployments.telemetry.ray_endpoint import RayExporter  # noqa: PLC0415
 
-        yield RayExporter(tags)
+        if ray.is_initialized():
+            yield RayExporter(tags)
     if section.otlp_endpoint:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
             OTLPMetricExporter,

@@ -130,10 +130,9 @@ def test_where_metrics_are_off_there_is_nothing():
     off = TelemetrySection(metrics=False)
     nowhere = TelemetrySection(ray=False)
     for section in (off, nowhere):
-        assert metering(section, i.Where.REPLICA, "r1") is None
-    meter = metering(
-        TelemetrySection(ray=False, otlp_endpoint="http://127.0.0.1:9"), i.Where.REPLICA, "r1"
-    )
+        assert metering(section, i.Where.REPLICA, lambda: "r1") is None
+    otlp = TelemetrySection(ray=False, otlp_endpoint="http://127.0.0.1:9")
+    meter = metering(otlp, i.Where.REPLICA, lambda: "r1")
     assert meter is not None
     meter.close()
     assert process_resource(i.Where.REPLICA, "r1").attributes["service.name"] == "loraplex-replica"
