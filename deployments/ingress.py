@@ -9,7 +9,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -103,18 +103,7 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await catalog.refresh()
-        works = [
-            catalog.run(),
-            warmth.keeper.run(),
-            serving.trials.run(parts.control),
-            serving.tokens.run(),
-        ]
-        if parts.config.replica.max_replicas > 1:
-            works.append(ServiceExchange(parts.model).run())
-        if parts.metering is not None:
-            read_router(parts.metering, parts.router_counters)
-            read_catalog(parts.metering, catalog)
-            works.append(parts.metering.run())
+        works = [warmth.keeper.run(), *_works(parts, catalog, serving)]
         tasks = [asyncio.create_task(work) for work in works]
         yield
         for task in tasks:
@@ -149,6 +138,21 @@ def create_app(parts: Parts) -> FastAPI:
     app.include_router(UsageRoutes(desk, tenants, parts.control).router())
     _add_probes(app, serving)
     return app
+
+
+def _works(
+    parts: Parts, catalog: Catalog, serving: Serving
+) -> Iterator[Coroutine[None, None, None]]:
+    """What goes on as long as the application does."""
+    yield catalog.run()
+    yield serving.trials.run(parts.control)
+    yield serving.tokens.run()
+    if parts.config.replica.max_replicas > 1:
+        yield ServiceExchange(parts.model).run()
+    if parts.metering is not None:
+        read_router(parts.metering, parts.router_counters)
+        read_catalog(parts.metering, catalog)
+        yield parts.metering.run()
 
 
 def _adapter_routes(
