@@ -190,6 +190,10 @@ class AdminClient:
         body = {"dry_run": dry_run}
         return self._call("POST", "/v1/store/sweep", json=body, timeout=SWEEP_TIMEOUT_S)
 
+    def status(self, max_tenants: int = PAGE) -> dict[str, Any]:
+        """See `deployments.service_status`."""
+        return self._call("GET", "/v1/status", params={"limit": max_tenants})
+
     def close(self) -> None:
         self._http.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from deployments.activity import Activity
 from deployments.shared_service import ServiceBook
 from engine.errors import InvalidRequest
 from engine.messages import CoreStats
@@ -23,6 +24,7 @@ class Books:
 
     def __init__(self, epoch: str) -> None:
         self.service = ServiceBook(epoch)
+        self.activity = Activity()
         self._epoch = epoch
         self._usage: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
         self._number = 0
@@ -32,6 +34,7 @@ class Books:
         if stats is None:
             return
         self.service.heard(stats.service)
+        self.activity.heard(stats)
         self._number += bool(stats.usage)
         for used in stats.usage:
             self._usage[used.tenant] = (self._number, used)

@@ -23,6 +23,7 @@ from deployments.store_commands import store_app
 from deployments.tenant_commands import tenants_app
 from deployments.tenants import Tenants
 from deployments.terminal import REFUSED, USAGE, Commands, Json, fail, show
+from deployments.top_command import add_to as add_top
 from deployments.usage_commands import add_to as add_usage
 from deployments.warmth_commands import add_to as add_warmth_commands
 from engine.errors import LoraplexError
@@ -38,6 +39,7 @@ app.add_typer(registry_app, name="registry")
 
 
 add_doctor(app)
+add_top(app)
 add_usage(app)
 
 

@@ -33,6 +33,7 @@ from deployments.pin_keeper import PinKeeper
 from deployments.registry.registry import Registry
 from deployments.serving import BaseModelFacts, Serving, Sources
 from deployments.shared_service import ServiceExchange
+from deployments.status_routes import StatusRoutes
 from deployments.telemetry.following import Follower
 from deployments.telemetry.ingress_metrics import RouterCounts, read_catalog, read_router
 from deployments.telemetry.metering import Metering
@@ -135,6 +136,7 @@ def create_app(parts: Parts) -> FastAPI:
     admin = Admin(desk, tenants, parts.control, parts.model)
     app.include_router(admin.router())
     app.include_router(warmth.router())
+    app.include_router(StatusRoutes(desk, parts.model, sources.wall).router())
     app.include_router(UsageRoutes(desk, tenants, parts.control).router())
     _add_probes(app, serving)
     return app

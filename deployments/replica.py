@@ -306,6 +306,8 @@ class Replica:
             "device": self._ready and device_facts(self._config.engine, self._ready),
             "residency": self._residency.lists(),
             **self._children.load_failures.told(),
+            "rows": self._config.engine.schedule.max_seqs,
+            "tenants": self._books.activity.tenants(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
         }
 

@@ -16,6 +16,7 @@ from engine.adapters.layout import AdapterLayout
 from engine.device_memory import DeviceMemory
 from engine.errors import ErrorInfo
 from engine.histogram import Counts
+from engine.tenant_load import TenantLoad
 from engine.timeline import LoadStep, Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from engine.usage import TenantUsage
@@ -191,6 +192,8 @@ class CoreStats:
     arrivals        requests by the tier in which their adapter was when they came: cold, host or
                     device
     service         weighted tokens served, by tenant, of those that have grown since the last
+    tenants         those that have requests
+    num_adapters    different adapters of the running sequences
     usage           of tenants that have used something since the last (`engine.usage`)
     num_replayed    steps whose pass was replayed from a graph
     busy_s, base_s  seconds of steps, and what they would cost without adapters by the passes
@@ -216,6 +219,8 @@ class CoreStats:
     step_p99_s: float
     service: tuple[tuple[str, float], ...] = ()
     usage: tuple[TenantUsage, ...] = ()
+    tenants: tuple[TenantLoad, ...] = ()
+    num_adapters: int = 0
     held_pages: int = 0
     rounding_bytes: int = 0
     num_replayed: int = 0

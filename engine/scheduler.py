@@ -35,6 +35,7 @@ from engine.sequence import Sequence
 from engine.settling import Settling
 from engine.step import Step
 from engine.stepcost import StepCost
+from engine.tenant_load import tenant_loads
 from engine.types import FinishReason, Request
 
 _NUM_COMPUTED = attrgetter("num_computed")
@@ -194,6 +195,8 @@ class Scheduler:
             step_p99_s=counters.step_quantile(0.99),
             service=self.exchange.take_changes(),
             usage=self.counters.usage.take_changes(self._running.tenants()),
+            tenants=tenant_loads(self.accounts.with_work()),
+            num_adapters=len({s.adapter_key for s in self._running} - {None}),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
             arrivals=tuple((tier.name.lower(), n) for tier, n in counters.arrivals.items()),

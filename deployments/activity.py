@@ -1,0 +1,48 @@
+"""Which tenants a replica has been busy for of late, from what its core tells. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.messages import CoreStats
+from engine.tenant_load import TenantLoad
+from engine.usage import TenantUsage
+
+KEPT = 10
+"""Messages of the core, one a second: a tenant without requests is shown for so long."""
+
+
+class Activity:
+    """Tenants that have requests, or have used something within `KEPT` messages."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._seen: dict[str, int] = {}
+        self._usage: dict[str, TenantUsage] = {}
+        self._loads: dict[str, TenantLoad] = {}
+
+    def heard(self, stats: CoreStats) -> None:
+        self._number += 1
+        self._loads = {load.tenant: load for load in stats.tenants}
+        self._usage.update({used.tenant: used for used in stats.usage})
+        tokens = (used.tenant for used in stats.usage if used.num_requests)
+        self._seen.update(dict.fromkeys((*self._loads, *tokens), self._number))
+        for tenant in [t for t, seen in self._seen.items() if seen <= self._number - KEPT]:
+            del self._seen[tenant]
+            self._usage.pop(tenant, None)
+
+    def tenants(self) -> list[dict[str, Any]]:
+        """Plain values. tokens: prompt tokens computed and output, since the core's start."""
+        return [self._row(tenant) for tenant in self._seen]
+
+    def _row(self, tenant: str) -> dict[str, Any]:
+        load = self._loads.get(tenant) or TenantLoad(tenant, 1.0, 0, 0, 0.0)
+        used = self._usage.get(tenant) or TenantUsage(tenant)
+        return {
+            "id": tenant,
+            "weight": load.weight,
+            "running": load.num_running,
+            "waiting": load.num_waiting,
+            "lag": load.lag,
+            "tokens": used.prompt_tokens - used.cached_tokens + used.output_tokens,
+        }
