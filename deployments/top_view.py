@@ -86,7 +86,7 @@ def _steps(work: Work) -> str:
     parts.append(f"p50 {_seconds(work.step_p50_s)}, p99 {_seconds(work.step_p99_s)}")
     if work.rows_a_step is not None and work.prompt_a_step is not None:
         parts.append(f"{work.rows_a_step:.1f} rows and {work.prompt_a_step:.1f} prompt tokens each")
-    parts.append(f"{work.adapters_now:,} different adapters now")
+    parts.append(f"{work.adapters_now:,} adapters in batches now")
     if work.graph_share:
         parts.append(f"{work.graph_share:.0%} from graphs")
     return ", ".join(parts)
@@ -159,7 +159,7 @@ def _tenants(told: Figures, wide: bool) -> Table:
             f"{others['running']:,}",
             f"{others['waiting']:,}",
             f"{others['tokens_s']:,.0f}",
-            f"{others['share']:.0%}",
+            _fine(others["share"]),
         )
     if not told.tenants:
         table.add_row(Text("nobody asks for anything", "italic"))
@@ -172,8 +172,8 @@ def _tenant(tenant: TenantFigures) -> list[str]:
         f"{tenant.running:,}",
         f"{tenant.waiting:,}",
         f"{tenant.tokens_s:,.0f}",
-        f"{tenant.share:.0%}",
-        f"{tenant.fair:.0%}" if tenant.fair else "-",
+        _fine(tenant.share),
+        _fine(tenant.fair) if tenant.fair else "-",
         f"{tenant.lag:,.0f}",
     ]
 
@@ -188,6 +188,11 @@ def _table(first: str, *others: str) -> Table:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
+
+
+def _fine(share: float) -> str:
+    """Of hundreds of tenants each has less than one percent."""
+    return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
 
 
 def _seconds(value: float) -> str:

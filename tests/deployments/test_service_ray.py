@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import ray
 import torch
 from ray import serve
 from typer.testing import CliRunner
@@ -27,6 +28,7 @@ from deployments.registry import open_registry
 from deployments.tenants import Tenants
 from engine.model.spec import BackboneSpec
 from tests.support.ingress import bearer, error_of, write_model
+from tests.support.otlp_receiver import receiving
 from tests.support.peft_folders import BASE_NAME, lora_tensors, write_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -40,7 +42,7 @@ def home(tmp_path_factory):
     write_model(home / "model", num_tokens=8192, context=CONTEXT)
     spec = BackboneSpec.load(home / "model")
     torch.manual_seed(0)
-    for name in ("one", "two"):
+    for name in ("one", "two", "cold", "lost"):
         write_adapter(home / "import" / name, lora_tensors(spec))
     return home
 
@@ -56,7 +58,13 @@ def admin_key(home):
 
 
 @pytest.fixture(scope="module")
-def url(ray_local, home, admin_key):
+def collector():
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def url(ray_local, home, admin_key, collector):
     values = {
         "data_dir": str(home / "data"),
         "import_root": str(home / "import"),
@@ -78,6 +86,7 @@ def url(ray_local, home, admin_key):
         },
         "ingress": {"num_replicas": 2},
         "router": {"stats_period_s": 0.25},
+        "telemetry": {"otlp_endpoint": collector.url, "trace_ratio": 0.0, "export_s": 0.25},
         "gate": {"min_requests": 20},
     }
     serve.run(build(values), name="service", route_prefix="/")
@@ -417,3 +426,119 @@ def _alive(pid):
             return stat.read().split()[2] != "Z"
     except OSError:
         return False
+
+
+# Seen from outside -----------------------------------------------------------------------------
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_one_trace_of_a_cold_request_with_its_load(http, loraplex, collector):
+    loraplex("adapters", "publish", "t1/cold", "cold")
+    body = {"model": "t1/cold", "prompt": "a", "max_tokens": 5, "stream": True}
+    headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+    answer = http.post("/v1/completions", json=body, headers=headers).raise_for_status()
+    last = {"POST /v1/completions", "decode"}
+    collector.wait(lambda: last <= set(collector.of(TRACE)))
+    spans = collector.of(TRACE)
+    root = spans["POST /v1/completions"]
+    assert root.parent == CALLER
+    assert root.attributes["loraplex.request_id"] == answer.headers["x-request-id"]
+    ids = {span.span_id for span in spans.values()}
+    assert all(span.parent in ids for span in spans.values() if span is not root)
+    above = {"route": root, "replica": root, "queue": spans["replica"], "decode": spans["replica"]}
+    above |= {"prefill": spans["replica"], "adapter": spans["queue"]}
+    above |= {f"adapter.{s}": spans["adapter"] for s in ("verify", "repack", "upload")}
+    for name, parent in above.items():
+        assert spans[name].parent == parent.span_id, name
+        assert spans[name].start_ns <= spans[name].end_ns
+    assert spans["route"].attributes["loraplex.route.reason"] == "owner"
+    assert spans["adapter"].attributes["loraplex.from"] == "store"
+    assert spans["decode"].attributes["loraplex.steps"] == 5
+    order = ["tokenise", "route", "adapter.verify", "adapter.upload", "prefill", "decode"]
+    ends = [spans[name].end_ns for name in order]
+    assert ends == sorted(ends)
+    # Whoever says nothing is not traced, with a ratio of 0.
+    http.post("/v1/completions", json=body).raise_for_status()
+    assert {span.trace_id for span in collector.spans} == {TRACE}
+
+
+def logs():
+    """All that Ray, and everything below it, has written: by file."""
+    folder = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+    return {f.name: f.read_text(errors="replace") for f in folder.rglob("*") if f.is_file()}
+
+
+def lines(request_id=None):
+    """Our JSON lines, those of one request alone."""
+    found = []
+    for text in logs().values():
+        for line in text.splitlines():
+            if line.startswith('{"time"'):
+                found.append(json.loads(line))
+    return [x for x in found if request_id in (None, x.get("request_id"))]
+
+
+def test_log_lines_of_every_process_can_be_joined_by_the_request_s_id(http, loraplex, home):
+    view = loraplex("adapters", "publish", "t1/lost", "lost")
+    for file in (home / "data" / "objects").rglob(f"*{view['digest']}*/*"):
+        file.unlink()
+    body = {"model": "t1/lost", "prompt": "a", "max_tokens": 5}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 503, answer.text
+    request_id = answer.headers["x-request-id"]
+    wait_for(lambda: {x["role"] for x in lines(request_id)} == {"ingress", "replica"}, 10)
+    told = lines(request_id)
+    code = answer.json()["error"]["code"]
+    version = {"tenant": "t1", "adapter": "t1/lost", "version": view["digest"]}
+    for line in told:
+        assert {k: line[k] for k in version} == version and line["code"] == code
+    (ended,) = [x for x in told if x["message"] == "answered"]
+    assert ended["status"] == 503 and ended["path"] == "/v1/completions"
+    loads = [x for x in lines() if x.get("version") == view["digest"] and x["role"] == "loader"]
+    assert loads and {x["code"] for x in loads} == {code}
+    assert {x["role"] for x in lines()} >= {"ingress", "replica", "loader"}
+
+
+def test_no_log_has_prompts_answers_or_keys_until_a_tenant_wants_it(
+    http, client, loraplex, keys, admin_key
+):
+    secret = "xyzzy-plugh-" + "s" * 600
+    messages = [{"role": "user", "content": secret}]
+
+    def ask():
+        answer = client.chat.completions.create(model="t1/one", messages=messages, max_tokens=6)
+        body = {"model": "t1/one", "messages": messages, "max_tokens": 6, "stream": True}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+        refused = http.post("/v1/chat/completions", json={"messages": messages, "n": "xyzzy"})
+        assert refused.status_code == 400
+        return answer.choices[0].message.content
+
+    said = ask()
+    assert len(counted(said)) == 6
+    wait_for(lambda: sum(x["message"] == "answered" for x in lines()) > 3, 10)
+    planted = ("xyzzy-plugh", said, *keys.values(), admin_key)
+    for name, text in logs().items():
+        assert not [word for word in planted if word in text], name
+    loraplex("tenants", "change", "t1", "--log-content")
+
+    def contents():
+        ask()
+        return [x for x in lines() if x["message"] == "content"]
+
+    wait_for(contents, 10)
+    line = contents()[-1]
+    assert line["prompt"] == messages and line["answers"] == [said] and line["tenant"] == "t1"
+    loraplex("tenants", "change", "t1", "--no-log-content")
+
+
+def test_top(url, admin_key, client):
+    client.completions.create(model="t1/one", prompt="a", max_tokens=50)
+    env = {"LORAPLEX_URL": url, "LORAPLEX_ADMIN_KEY": admin_key, "COLUMNS": "80"}
+    top = ["top", "--once", "--interval", "0.2"]
+    result = CliRunner().invoke(cli.app, top, env=env)
+    assert result.exit_code == 0 and "2 of 2 replicas ready" in result.output
+    told = json.loads(CliRunner().invoke(cli.app, [*top, "--json"], env=env).output)
+    assert told["adapters"]["device"] >= 1 and len(told["replicas"]) == 2
+    wait_for(
+        lambda: "t1" in CliRunner().invoke(cli.app, top, env=env).output.split("tenant ")[1], 10
+    )
