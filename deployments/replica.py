@@ -24,11 +24,9 @@ from deployments.detokenise import Vocabulary
 from deployments.hosts import check_here, node_here, serve_instance, serve_rank
 from deployments.replica_config import ReplicaConfig, device_facts
 from deployments.streams import Event, Stream, error_event
-from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_metrics import replica_metrics
-from deployments.telemetry.replica_spans import ReplicaSpans
-from deployments.telemetry.tracing import tracing
+from deployments.telemetry.replica_spans import replica_spans
 from deployments.tier_orders import place_of, read_pins, read_prefetch, read_retry
 from engine.adapters.residency import ResidencyTable
 from engine.errors import (
@@ -92,8 +90,7 @@ class Replica:
         self._stats: CoreStats | None = None
         self._ready: Ready | None = None
         self._books = Books(uuid.uuid4().hex)
-        traces = tracing(config.telemetry, Where.REPLICA, serve_instance)
-        self._spans = None if traces is None else ReplicaSpans(traces)
+        self._spans = replica_spans(config.telemetry, serve_instance)
         self._metrics = replica_metrics(config.telemetry, self._residency, self._children)
 
     async def start(self) -> None:

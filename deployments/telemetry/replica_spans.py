@@ -6,13 +6,15 @@ its adapter (`adapter`) where it waited for that; `prefill`; `decode`, with its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.trace import Span
 
-from deployments.telemetry.tracing import PARENT, Tracing, fail, span_fields
+from deployments.telemetry.instruments import Where
+from deployments.telemetry.section import TelemetrySection
+from deployments.telemetry.tracing import PARENT, Tracing, fail, span_fields, tracing
 from engine.messages import Output, SequenceOutput
 from engine.timeline import Journey, Wait
 from engine.types import Request
@@ -131,6 +133,12 @@ class ReplicaSpans:
             events += [("preempted", wait.start_s), ("resumed", wait.end_s)]
         error = None if part.error is None else (part.error.code, part.error.message)
         self._tracing.child(marks.call, "decode", (marks.first_s, end_s), told, events, error)
+
+
+def replica_spans(section: TelemetrySection, instance: Callable[[], str]) -> ReplicaSpans | None:
+    """None where traces are off or go nowhere."""
+    traces = tracing(section, Where.REPLICA, instance)
+    return None if traces is None else ReplicaSpans(traces)
 
 
 def _of(marks: Marks) -> dict[str, Any]:
