@@ -25,4 +25,4 @@ def show_summary(report: Report, console: Console) -> None:
         console.print(Text(f"\n{table.title}", "bold"))
         console.print(grid)
     for warning in tables.warnings(report):
-        console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
+        console.print(Text(f"! {warning}", "yellow"), soft_wrap=not console.is_terminal)
