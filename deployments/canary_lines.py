@@ -12,14 +12,16 @@ def canary_lines(adapter: Mapping[str, Any]) -> list[str]:
     alias = adapter["aliases"].get("production")
     if alias is None:
         return []
-    return [*_running(alias, adapter["trial"]), *(_ended(e) for e in alias["ended"])]
+    # A service of an earlier release says neither.
+    ended = alias.get("ended", ())
+    return [*_running(alias, adapter.get("trial")), *(_ended(e) for e in ended)]
 
 
 def _running(alias: Mapping[str, Any], trial: Mapping[str, Any] | None) -> list[str]:
     if alias["canary"] is None:
         return []
     what = f"canary {alias['canary'][:12]}, {alias['weight']:.1%}"
-    if not alias["gate"]:
+    if not alias.get("gate", True):
         return [f"{what}; its gate is off."]
     if trial is None:
         return [f"{what}; its gate has seen no request yet."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import AsyncExitStack
 
 import pytest
@@ -30,6 +31,7 @@ from tests.support.memory_control import put_version
 
 GATE = {"min_requests": 20, "report_s": 0.02, "warm_up_s": 0.0}
 TWO = "/v1/adapters/t1/two"
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -77,20 +79,34 @@ async def admin(client, world, method, path, **body):
     return answer.json()
 
 
-async def canary(client, world, digest, **fields):
-    await admin(
-        client, world, "POST", f"{TWO}/promote", version=digest, **{"as": "canary"}, **fields
-    )
-    await asyncio.sleep(0.6)  # two polls: every ingress knows
+async def canary(clients, world, digest, **fields):
+    await name(clients[0], world, digest, "canary", **fields)
+    await told(clients, world, digest)
+
+
+async def name(client, world, digest, alias, **fields):
+    await admin(client, world, "POST", f"{TWO}/promote", version=digest, **{"as": alias}, **fields)
+
+
+async def told(clients, world, digest):
+    """Until every ingress knows what was changed: it then knows an alias that was made after."""
+    alias = f"mark-{next(NUMBERS)}"
+    await name(clients[0], world, digest, alias)
+    for client in clients:
+        async with asyncio.timeout(10):
+            while await status(client, f"t1/two@{alias}") == 404:
+                await asyncio.sleep(0.02)
+
+
+async def status(client, model):
+    answer = await client.post("/v1/completions", json={"model": model, "prompt": "x"})
+    return answer.status_code
 
 
 async def ask(clients, model="t1/two", num=120):
     """How many of so many requests, spread over the ingresses, were answered."""
-    answers = [
-        await clients[i % 2].post("/v1/completions", json={"model": model, "prompt": "x"})
-        for i in range(num)
-    ]
-    return sum(a.status_code == 200 for a in answers)
+    answers = [await status(clients[i % 2], model) for i in range(num)]
+    return answers.count(200)
 
 
 async def shown(client, world, until):
@@ -104,7 +120,7 @@ async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, cli
     first, second = versions
     error = AdapterRejected("Its output is not finite.", code="adapter_quarantined")
     world.model.script = failing(second, error)
-    await canary(clients[0], world, second, weight=0.5)
+    await canary(clients, world, second, weight=0.5)
     assert 20 <= await ask(clients) <= 100
     found = await shown(clients[1], world, lambda f: f["aliases"]["production"]["ended"])
     alias = found["aliases"]["production"]
@@ -114,11 +130,11 @@ async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, cli
     assert ended["why"].startswith("canary gate: ")
     assert "adapter_quarantined" in ended["why"] and "2.0% are allowed" in ended["why"]
     assert any(ended["why"] in line for line in canary_lines(found))
-    await asyncio.sleep(0.6)
+    await told(clients, world, first)
     assert await ask(clients, num=20) == 20
     # The same version again is another trial: what was counted of the first is no reason.
     world.model.script = echo
-    await canary(clients[0], world, second, weight=0.5)
+    await canary(clients, world, second, weight=0.5)
     assert await ask(clients) == 120
     found = await shown(clients[0], world, lambda f: (f["trial"] or {}).get("state") == "holding")
     assert found["aliases"]["production"]["canary"] == second
@@ -126,7 +142,7 @@ async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, cli
 
 
 async def test_the_verdict_is_seen_while_it_runs(world, versions, clients):
-    await canary(clients[0], world, versions[1], weight=0.5)
+    await canary(clients, world, versions[1], weight=0.5)
     assert await ask(clients, num=10) == 10
     found = await shown(clients[0], world, lambda f: f["trial"])
     assert found["trial"]["state"] == "waiting" and "of at least 20" in found["trial"]["why"]
@@ -150,13 +166,13 @@ async def test_who_is_not_drawn_is_not_counted(world, versions, clients):
     """A version or canary that is asked for by name, and a canary whose gate is off."""
     first, second = versions
     world.model.script = failing(second, AdapterRejected("No.", code="adapter_quarantined"))
-    await canary(clients[0], world, second, weight=0.0)
+    await canary(clients, world, second, weight=0.0)
     assert await ask(clients, "t1/two@canary", 40) == 0
     assert await ask(clients, f"t1/two@{first[:12]}", 40) == 40
     await asyncio.sleep(0.2)
     found = await admin(clients[0], world, "GET", TWO)
     assert found["trial"] is None and "no request yet" in canary_lines(found)[0]
-    await canary(clients[0], world, second, weight=0.5, gate=False)
+    await canary(clients, world, second, weight=0.5, gate=False)
     assert await ask(clients) < 100
     await asyncio.sleep(0.2)
     found = await admin(clients[0], world, "GET", TWO)
@@ -200,7 +216,7 @@ async def test_a_report_that_cannot_be_read_changes_nothing(world, versions):
 async def test_somebody_else_may_be_faster(world, versions, clients):
     """The canary is another by the time that the gate finds it worse: it stays."""
     first, second = versions
-    await canary(clients[0], world, second, weight=0.5)
+    await canary(clients, world, second, weight=0.5)
     sides = {
         "canary": {"answered": 0, "errors": {"not_finite": 50}, "first": {}, "token": {}},
         "production": {"answered": 50, "errors": {}, "first": {}, "token": {}},
