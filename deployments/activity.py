@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.messages import CoreStats
+from engine.histogram import Counts
+from engine.messages import CoreStats, Measures
 from engine.tenant_load import TenantLoad
 from engine.usage import TenantUsage
 
@@ -20,9 +21,17 @@ class Activity:
         self._seen: dict[str, int] = {}
         self._usage: dict[str, TenantUsage] = {}
         self._loads: dict[str, TenantLoad] = {}
+        self._stalls: Counts | None = None
 
-    def heard(self, stats: CoreStats) -> None:
+    def told(self) -> dict[str, Any]:
+        """Plain values. stalls: how many, and their seconds in all, since the core's start; None
+        where nothing is measured."""
+        stalls = self._stalls and {"num": self._stalls.num, "seconds": self._stalls.total}
+        return {"tenants": self.tenants(), "stalls": stalls}
+
+    def heard(self, stats: CoreStats, measures: Measures | None = None) -> None:
         self._number += 1
+        self._stalls = self._stalls if measures is None else measures.stall_s
         self._loads = {load.tenant: load for load in stats.tenants}
         self._usage.update({used.tenant: used for used in stats.usage})
         tokens = (used.tenant for used in stats.usage if used.num_requests)

@@ -13,7 +13,7 @@ from typing import Any
 from deployments.activity import Activity
 from deployments.shared_service import ServiceBook
 from engine.errors import InvalidRequest
-from engine.messages import CoreStats
+from engine.messages import CoreStats, Measures
 from engine.usage import TenantUsage
 
 USAGE_VERSION = 1
@@ -29,12 +29,12 @@ class Books:
         self._usage: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
         self._number = 0
 
-    def heard(self, stats: CoreStats | None) -> None:
+    def heard(self, stats: CoreStats | None, measures: Measures | None = None) -> None:
         """From the core."""
         if stats is None:
             return
         self.service.heard(stats.service)
-        self.activity.heard(stats)
+        self.activity.heard(stats, measures)
         self._number += bool(stats.usage)
         for used in stats.usage:
             self._usage[used.tenant] = (self._number, used)

@@ -66,6 +66,8 @@ class Job:
                     if self._content is not None:
                         self._content.add(batch)
                     yield batch
+            usage = self.answer.usage()
+            trace.used(usage["prompt_tokens"], usage["completion_tokens"])
         except LoraplexError as error:
             trace.fail(error.code, error.message)
             raise

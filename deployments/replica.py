@@ -230,7 +230,7 @@ class Replica:
         if self._spans is not None:
             self._spans.note(output)
         self._stats = output.stats or self._stats
-        self._books.heard(output.stats)
+        self._books.heard(output.stats, output.measures)
         stops: list[Input] = []
         for part in output.sequences:
             known = self._streams.get(part.request_id)
@@ -304,7 +304,7 @@ class Replica:
             "residency": self._residency.lists(),
             **self._children.load_failures.told(),
             "rows": self._config.engine.schedule.max_seqs,
-            "tenants": self._books.activity.tenants(),
+            **self._books.activity.told(),
             "stats": None if self._stats is None else dataclasses.asdict(self._stats),
         }
 

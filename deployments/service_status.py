@@ -68,6 +68,7 @@ def _replica(status: Values) -> dict[str, Any]:
         "loading": list(residency.get("loading", ()))[:LISTED_LOADS],
         "num_failed": len(status.get("failed", ())),
         "stats": stats and {name: stats[name] for name in COPIED},
+        "stalls": status.get("stalls") or {},
         "arrivals": dict(stats["arrivals"]) if stats else {},
     }
 

@@ -15,10 +15,9 @@ from rich.text import Text
 from deployments.admin_client import AdminClient, Unreachable
 from deployments.terminal import Json, client
 from deployments.top_figures import Figures, figures
-from deployments.top_view import num_lines_without_tenants, view
+from deployments.top_view import num_lines, view
 
 ONCE_TENANTS = 20
-MIN_TENANTS = 3
 
 Interval = Annotated[float, typer.Option(help="Seconds between two looks.", min=0.2, max=60)]
 Once = Annotated[bool, typer.Option("--once", help="Look twice, print what was between, and end.")]
@@ -71,8 +70,8 @@ def _live(
         while True:
             told = figures(before, now, num_tenants or 1000)
             if num_tenants is None:
-                told = figures(before, now, _room(told, console.height))
-            live.update(view(told, url, console.width), refresh=True)
+                told = figures(before, now, _room(console, told, url))
+            live.update(view(told, url, console.width, console.height), refresh=True)
             time.sleep(interval)
             before = now
             while True:
@@ -84,5 +83,7 @@ def _live(
                     time.sleep(interval)
 
 
-def _room(told: Figures, height: int) -> int:
-    return max(MIN_TENANTS, height - num_lines_without_tenants(told))
+def _room(console: Console, told: Figures, url: str) -> int:
+    """How many tenants can be named, where a view of none has a line that says so."""
+    empty = view(dataclasses.replace(told, tenants=()), url, console.width, console.height)
+    return max(1, console.height - num_lines(console, empty))

@@ -37,6 +37,8 @@ class Work:
     graph_share     of steps replayed from a graph
     cached_share    of prompt tokens
     hit_share       of requests whose adapter was on the device when they came
+    stalls_s, stall_s  misses for which the adapter was what they waited for longest, and for how
+                    long on average (None: there was none, or metrics are off)
     held, cached    parts of the pages: of running sequences; of cached prefixes and adapters
     """
 
@@ -57,6 +59,8 @@ class Work:
     graph_share: float | None
     hit_share: float | None
     misses_s: float
+    stalls_s: float
+    stall_s: float | None
     loads_s: float
     evictions_s: float
     preemptions_s: float
@@ -165,7 +169,7 @@ def _work(pairs: Sequence[tuple[Values | None, Values]], interval_s: float) -> W
     def total(name: str) -> int:
         return sum(stats[name] for stats in of_now)
 
-    def grown(name: str) -> int:
+    def grown(name: str) -> float:
         return sum(_grown(before, now, "stats", name) for before, now in told)
 
     arrived = {tier: _arrived(told, tier) for tier in ("cold", "host", "device")}
@@ -173,6 +177,8 @@ def _work(pairs: Sequence[tuple[Values | None, Values]], interval_s: float) -> W
     prompt, cached = grown("prompt_tokens"), grown("cached_tokens")
     misses = arrived["cold"] + arrived["host"]
     held = total("held_pages")
+    stalls = sum(_grown(before, now, "stalls", "num") for before, now in told)
+    stalled_s = sum(_grown(before, now, "stalls", "seconds") for before, now in told)
     return Work(
         running=total("num_running"),
         max_rows=sum(now["max_rows"] for _, now in told),
@@ -191,6 +197,8 @@ def _work(pairs: Sequence[tuple[Values | None, Values]], interval_s: float) -> W
         graph_share=_part(grown("num_replayed"), steps),
         hit_share=_part(arrived["device"], misses + arrived["device"]),
         misses_s=_rate(misses, interval_s),
+        stalls_s=_rate(stalls, interval_s),
+        stall_s=_part(stalled_s, stalls),
         loads_s=_rate(grown("num_loads"), interval_s),
         evictions_s=_rate(grown("num_evictions"), interval_s),
         preemptions_s=_rate(grown("num_preemptions"), interval_s),
@@ -200,15 +208,15 @@ def _work(pairs: Sequence[tuple[Values | None, Values]], interval_s: float) -> W
     )
 
 
-def _arrived(told: Iterable[tuple[Values | None, Values]], tier: str) -> int:
+def _arrived(told: Iterable[tuple[Values | None, Values]], tier: str) -> float:
     return sum(_grown(before, now, "arrivals", tier) for before, now in told)
 
 
-def _grown(before: Values | None, now: Values, part: str, name: str) -> int:
+def _grown(before: Values | None, now: Values, part: str, name: str) -> float:
     """How much a counter has grown; 0 where nothing is known of it from before."""
     if before is None or not before[part]:
         return 0
-    return max(0, int(now[part].get(name, 0) - before[part].get(name, 0)))
+    return max(0.0, float(now[part].get(name, 0) - before[part].get(name, 0)))
 
 
 def _rate(amount: float, interval_s: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -13,24 +13,27 @@ from deployments.top_figures import Figures, ReplicaFigures, TenantFigures, Work
 
 WIDE = 120
 """Columns from which on the tables say more."""
-LISTED_LOADS = 3
+REPLICAS = 0.2
+"""The part of a screen's lines that replicas may take; the others are counted."""
 
 
-def view(told: Figures, url: str, width: int) -> RenderableType:
+def view(told: Figures, url: str, width: int, height: int | None = None) -> RenderableType:
+    """height None: as long as it gets."""
+    wide = width >= WIDE
+    most = len(told.replicas) if height is None else max(2, int(REPLICAS * height))
     return Group(
         _title(told, url),
         Text(),
-        _summary(told, LISTED_LOADS * (2 if width >= WIDE else 1)),
+        _summary(told, 3 if wide else 1),
         Text(),
-        _replicas(told.replicas, width >= WIDE),
+        _replicas(told.replicas, most, wide),
         Text(),
-        _tenants(told, width >= WIDE),
+        _tenants(told, wide),
     )
 
 
-def num_lines_without_tenants(told: Figures) -> int:
-    """Of the view, but for its tenants' rows: an upper bound for a terminal of 80 columns."""
-    return 20 + len(told.replicas)
+def num_lines(console: Console, shown: RenderableType) -> int:
+    return len(console.render_lines(shown, pad=False))
 
 
 def _title(told: Figures, url: str) -> Text:
@@ -94,9 +97,11 @@ def _steps(work: Work) -> str:
 
 def _traffic(work: Work) -> str:
     hits = "no requests for adapters" if work.hit_share is None else f"hits {work.hit_share:.0%}"
+    stalls = "" if work.stall_s is None else f" of {_seconds(work.stall_s)}"
     return (
-        f"{hits}, {work.misses_s:.1f}/s misses, {work.loads_s:.1f}/s loads,"
-        f" {work.evictions_s:.1f}/s evictions, {work.preemptions_s:.1f}/s preemptions"
+        f"{hits}, {work.misses_s:.1f}/s misses, {work.stalls_s:.1f}/s stalls{stalls},"
+        f" {work.loads_s:.1f}/s loads, {work.evictions_s:.1f}/s evictions,"
+        f" {work.preemptions_s:.1f}/s preemptions"
     )
 
 
@@ -112,11 +117,16 @@ def _parted(key: str) -> tuple[str, str, str]:
     return key.partition("/")
 
 
-def _replicas(replicas: Sequence[ReplicaFigures], wide: bool) -> Table:
+def _replicas(replicas: Sequence[ReplicaFigures], most: int, wide: bool) -> Table:
+    """Those that aren't ready first, where not all are shown."""
     table = _table("replica", "rows", "queued", "stalled", "tok/s", "p50", "p99", "dev/host/load")
     if wide:
         for name in ("pages used", "hits", "graphs", "failed"):
             table.add_column(name, justify="right")
+    hidden: Sequence[ReplicaFigures] = ()
+    if len(replicas) > most:
+        worst = sorted(replicas, key=lambda r: (r.ready, -(r.work.waiting if r.work else 0)))
+        replicas, hidden = worst[: most - 1], worst[most - 1 :]
     for replica in replicas:
         places, work = replica.adapters, replica.work
         state = ("" if replica.ready else "not ready ") + replica.device
@@ -141,6 +151,9 @@ def _replicas(replicas: Sequence[ReplicaFigures], wide: bool) -> Table:
             str(replica.num_failed),
         ]
         table.add_row(which, *cells, *(more if wide else ()))
+    if hidden:
+        waiting = sum(r.work.waiting for r in hidden if r.work)
+        table.add_row(Text(f"{len(hidden)} others", "italic"), "", f"{waiting:,}")
     return table
 
 

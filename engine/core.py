@@ -142,6 +142,7 @@ def main(build: BuildRunner = build_runner) -> int:
         startup_s = time.monotonic() - started
         ready = Ready(runner.num_pages, runner.page_bytes, startup_s, runner.memory)
         channel.send(ready)
+        log.info("ready after %.1f s", startup_s)
         serve(engine, channel, time.monotonic)
     except ChannelClosed:
         pass

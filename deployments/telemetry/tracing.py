@@ -210,6 +210,13 @@ class RequestTrace:
                 {f"loraplex.{n}": self.about[n] for n in names if n in self.about}
             )
 
+    def used(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """The answer is complete."""
+        told = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        self.about.update(told)
+        if self._root is not None:
+            self._root.set_attributes({f"loraplex.{n}": v for n, v in told.items()})
+
     def event(self, name: str) -> None:
         """Something happened now."""
         if self._root is not None:

@@ -16,7 +16,7 @@ from deployments import cli
 from deployments.activity import KEPT, Activity
 from deployments.service_status import COPIED, service_status
 from deployments.top_figures import figures
-from deployments.top_view import num_lines_without_tenants, view
+from deployments.top_view import view
 from engine.messages import CoreStats
 from engine.tenant_load import TenantLoad
 from engine.usage import TenantUsage
@@ -43,6 +43,7 @@ def replica(slot: int, tenants: list[dict[str, Any]], **stats: Any) -> dict[str,
         "failed": {},
         "residency": {"device": ["a/1", "a/2"], "host": ["a/1"], "loading": ["b/3"], "pinned": []},
         "tenants": tenants,
+        "stalls": {"num": stats.pop("num_stalls", 0), "seconds": stats.pop("stalled_s", 0.0)},
         "stats": {**known, **stats},
     }
 
@@ -64,6 +65,8 @@ def moments(num_tenants: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "step_p99_s": 1.25,
         "num_adapters": 5,
         "num_loads": 3,
+        "num_stalls": 1,
+        "stalled_s": 0.25,
         "arrivals": (("device", 9), ("cold", 1)),
     }
     first = service_status([replica(s, before) for s in (1, 0)], 1000.0, 1000)
@@ -80,6 +83,7 @@ def test_rates_are_what_grew_over_the_time_between() -> None:
     assert (work.rows_a_step, work.prompt_a_step) == (8.0, 3.0)
     assert (work.cached_share, work.graph_share, work.hit_share) == (0.25, 0.5, 0.9)
     assert (work.misses_s, work.loads_s) == (1.0, 3.0)
+    assert (work.stalls_s, work.stall_s) == (1.0, 0.25)
     assert (work.running, work.max_rows, work.waiting, work.warming) == (40, 64, 12, 4)
     assert (work.queue_s, work.held, work.cached) == (0.5, 0.5, 0.25)
     assert told.adapters == {"loading": 2, "host": 2, "device": 4, "pinned": 0}
@@ -135,10 +139,20 @@ def test_it_reads_at_any_width_for_any_number_of_tenants(width: int, num_tenants
     lines = text.splitlines()
     assert all(len(line) <= width for line in lines)
     assert "…" not in text, "something was cut"
-    assert len(lines) - len(told.tenants) <= num_lines_without_tenants(told)
     assert "40 running of 64 rows, 12 queued" in text
     assert ("292 others" in text) == (num_tenants == 300)
     assert "4 of them stalled" in " ".join(text.split())
+
+
+def test_of_many_replicas_a_screen_shows_those_that_are_not_ready() -> None:
+    statuses = [{**replica(s, [], num_waiting=s), "ready": s != 7} for s in range(40)]
+    told = figures(None, service_status(statuses, 0.0, 10), 10)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(view(told, "u", 80, 20))
+    (table,) = [x for x in captured.get().split("\n\n") if "dev/host/load" in x]
+    rows = [line.split()[:2] for line in table.splitlines() if not line.startswith("replica")]
+    assert rows == [["7", "not"], ["39", "cpu"], ["38", "cpu"], ["37", "others"]]
 
 
 def test_tenants_are_shown_a_while_after_their_last_request() -> None:
@@ -155,6 +169,7 @@ def test_tenants_are_shown_a_while_after_their_last_request() -> None:
     rows = {t["id"]: t for t in activity.tenants()}
     assert (rows["a"]["running"], rows["a"]["waiting"], rows["a"]["weight"]) == (1, 1, 2.0)
     assert rows["b"]["tokens"] == 13 and rows["b"]["running"] == 0
+    assert activity.told()["stalls"] is None
     for _ in range(KEPT - 1):
         assert "b" in heard((busy,))
     assert heard((busy,)) == {"a"}
