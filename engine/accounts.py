@@ -175,9 +175,11 @@ class Accounts:
         age: Key,
         is_candidate: Callable[[str], bool] | None = None,
         max_looks: int | None = None,
+        slack: float | None = None,
     ) -> Turns:
-        """A round of serving the tenants of these groups (all have work). age: of a tenant's next
-        request, for `fcfs`: the less, the older. is_candidate, max_looks: see `Turns`."""
+        """A round of serving the tenants of these groups; one without work is passed over. age: of
+        a tenant's next request, for `fcfs`: the less, the older. is_candidate, max_looks, slack
+        (None: the configuration's): see `Turns`."""
         may = is_candidate or (lambda tenant: any(tenant in group for group in groups))
         if self.config.order == "fcfs":
             return Turns(
@@ -185,11 +187,12 @@ class Accounts:
             )
         self._sort()
         if sum(map(len, groups)) * 4 < len(self._order):
-            among = set[str]().union(*groups)
-            entries = sorted((self._accounts[tenant].key, tenant) for tenant in among)
+            known = (self._accounts.get(tenant) for tenant in set[str]().union(*groups))
+            entries = sorted((a.key, a.tenant) for a in known if a is not None and a.num_requests)
         else:
             entries = self._order.copy()
-        slack = self.config.locality_slack_tokens
+        if slack is None:
+            slack = self.config.locality_slack_tokens
         return Turns(entries, self._value, may, slack, max_looks)
 
     @property

@@ -53,6 +53,7 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
         self._promised = 0
+        self._sizes: dict[Path, int] = {}
         self._versions.mkdir(parents=True, exist_ok=True)
         self._partials = Partials(self._incoming)
 
@@ -100,7 +101,8 @@ class DiskTier:
         remove_folder(self._folder(prefix), self._incoming)
 
     def num_bytes(self) -> int:
-        """Of the finished copies."""
+        """Of the finished copies, as they are now."""
+        self._sizes = {}
         return sum(size for _, size, _ in self._copies())
 
     def check(self) -> None:
@@ -127,8 +129,7 @@ class DiskTier:
 
     def _evict(self, num_bytes: int) -> bool:
         """Whether that many bytes are free now."""
-        copies = list(self._copies())
-        found = sorted([*copies, *self._partials.idle()])
+        found = sorted([*self._copies(), *self._partials.idle()])
         used = sum(size for _, size, _ in found) + self._promised
         for _, size, folder in found:
             if used + num_bytes <= self._max_bytes:
@@ -141,12 +142,19 @@ class DiskTier:
             used -= size if gone else 0
         return used + num_bytes <= self._max_bytes
 
-    def _copies(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, folder) of each."""
+    def _copies(self) -> list[tuple[float, int, Path]]:
+        """(last use, bytes, folder) of each. A copy never changes its size, so its files are looked
+        at once."""
+        copies = []
         for folder in self._versions.glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                yield folder.stat().st_mtime, size, folder
+                last_use_s = folder.stat().st_mtime
+                size = self._sizes.get(folder)
+                if size is None:
+                    size = sum(file.stat().st_size for file in folder.iterdir())
+                copies.append((last_use_s, size, folder))
+        self._sizes = {folder: size for _, size, folder in copies}
+        return copies
 
     def _folder(self, prefix: str) -> Path:
         tenant, digest = prefix.split("/")[-2:]

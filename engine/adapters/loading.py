@@ -1,30 +1,33 @@
 """COLD to HOST: which versions the loader fetches next, and where it lays them.
 
-A bounded number at once, those of the tenant with the least account first. Room in host memory is
-set aside before a load is sent; block copies that nobody needs there make way, cheapest to bring
-back for their size first. Standard library only.
+A bounded number at once, those of the tenant with the least account first; of equals, who has
+wanted one for longest. Room in host memory is set aside before a load is sent; block copies that
+nobody needs there make way, cheapest to bring back for their size first. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from heapq import heapify, heappop
+from collections.abc import Callable, Collection
 
 from engine.adapters.blocks import Blocks
 from engine.adapters.host import HostPool, block_bytes
 from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
+from engine.adapters.wanted import Queue, Wanted
 from engine.messages import Load
+from engine.orders import Key, Turns
 from engine.timeline import Journey
 
 MAX_NEAR = 100_000
+TurnsOf = Callable[[Collection[str], Key, Callable[[str], bool]], Turns]
+"""A round of serving tenants with requests, by the age of what they want; see `Accounts.turns`."""
 
 
 class Loading:
-    """pool: the shared host memory. quotas: of its tenants in it. account: a tenant's account
-    value, the order of loads. on_dropped: called with a version whose block has just left host
-    memory.
+    """pool: the shared host memory. quotas: of its tenants in it. turns: of the tenants whose
+    requests wait; account: a tenant's account value, the order of the others. on_dropped: called
+    with a version whose block has just left host memory.
 
     Of `max_loads` at once, at most `max_fetches` are of versions that have not been here before:
     those come from the store, which may be slow, and leave room for those that lie on the disk.
@@ -36,6 +39,7 @@ class Loading:
         quotas: Quotas,
         max_loads: int,
         max_fetches: int,
+        turns: TurnsOf,
         account: Callable[[str], float],
         on_dropped: Callable[[Version], None],
     ) -> None:
@@ -45,9 +49,10 @@ class Loading:
         self._max_fetches = max_fetches
         self._near: set[str] = set()
         self._displaced: set[str] = set()
+        self._turns = turns
         self._account = account
         self._on_dropped = on_dropped
-        self._wanted: dict[str, Version] = {}
+        self._wanted = Wanted(self._near.__contains__)
         self._loading: dict[int, Version] = {}
         self._blocks = Blocks()
         self._next_id = 0
@@ -55,39 +60,67 @@ class Loading:
     def want(self, version: Version) -> None:
         """Load it when its turn comes."""
         version.state = State.WANTED
-        self._wanted[version.key] = version
+        self._wanted.add(version)
 
     def unwant(self, version: Version) -> None:
         """Nobody waits for it any more and its load has not been sent."""
-        del self._wanted[version.key]
+        self._wanted.remove(version)
 
     def start(self, now: float) -> list[Load]:
-        """The loads to send now."""
-        if not self._wanted or len(self._loading) == self._max_loads:
-            return []
-        may_fetch = self._may_fetch
-        turns = [
-            (self._turn(v), v) for v in self._wanted.values() if may_fetch or v.key in self._near
-        ]
-        heapify(turns)
+        """The loads to send now. Costs by their number, not by how many wait."""
         loads: list[Load] = []
         held_up: set[str] = set()
-        while turns and len(self._loading) < self._max_loads:
-            version = heappop(turns)[1]
-            if version.ref.tenant in held_up or not (may_fetch or version.key in self._near):
+        has_room = True
+        for asked in (True, False):
+            for near in (False, True):
+                queue = self._wanted.queue(asked=asked, near=near)
+                if has_room and queue.tenants and not self._is_full(near):
+                    turns = self._round(queue, asked, held_up)
+                    has_room = self._start(queue, turns, near, held_up, loads, now)
+        return loads
+
+    def _start(
+        self,
+        queue: Queue,
+        turns: Turns,
+        near: bool,
+        held_up: set[str],
+        loads: list[Load],
+        now: float,
+    ) -> bool:
+        """Those of a queue, as far as they may start. False: the next one finds no room."""
+        while not self._is_full(near):
+            tenant = turns.next(lambda tenant: -queue.age(tenant))
+            if tenant is None:
+                break
+            version = queue.head(tenant)
+            if version is None:
                 continue
             if not self._keep_quota(version):
-                held_up.add(version.ref.tenant)
+                held_up.add(tenant)
                 continue
             offset = self._make_room(version)
             if offset is None:
-                break
+                return False
             loads.append(self._begin(version, offset, now))
-            may_fetch = self._may_fetch
-        return loads
+            turns.again(tenant)
+        return True
+
+    def _round(self, queue: Queue, asked: bool, held_up: Collection[str]) -> Turns:
+        tenants = list(queue.tenants)
+
+        def may(tenant: str) -> bool:
+            return tenant in queue.tenants and tenant not in held_up
+
+        if asked:
+            return self._turns(tenants, queue.age, may)
+        return Turns(sorted((self._account(t), t) for t in tenants), self._account, may, 0.0)
+
+    def _is_full(self, near: bool) -> bool:
+        return len(self._loading) == self._max_loads or not (near or self._may_fetch)
 
     def _begin(self, version: Version, offset: int, now: float) -> Load:
-        del self._wanted[version.key]
+        self._wanted.remove(version)
         version.state = State.LOADING
         version.host_offset = offset
         version.load_id = self._next_id
@@ -144,7 +177,8 @@ class Loading:
     def check(self) -> None:
         self.pool.check()
         assert len(self._loading) <= self._max_loads and len(self._near) <= MAX_NEAR
-        assert all(v.state is State.WANTED and v.host_offset is None for v in self._wanted.values())
+        assert all(v.state is State.WANTED and v.host_offset is None for v in self._wanted)
+        self._wanted.check()
         assert all(v.state is State.LOADING for v in self._loading.values())
         self._blocks.check()
         held = [*self._blocks, *self._loading.values()]
@@ -203,6 +237,3 @@ class Loading:
         self._blocks.age_to(version)
         self.drop(version)
         self._on_dropped(version)
-
-    def _turn(self, version: Version) -> tuple[bool, float, int]:
-        return (version.num_waiting == 0, self._account(version.tenant), version.order)

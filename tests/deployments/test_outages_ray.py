@@ -53,8 +53,10 @@ TENANT = {"id": "t1", "max_concurrent": 2 * AT_ONCE, "max_queued": 2 * AT_ONCE}
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    with redis_servers.server(tmp_path_factory.mktemp("redis"), "--appendonly", "yes") as server:
-        yield server
+    """A master, a replica of it and three Sentinels."""
+    folder = tmp_path_factory.mktemp("redis")
+    with redis_servers.replicated(folder, "--appendonly", "yes") as servers:
+        yield servers
 
 
 @pytest.fixture(scope="module")
@@ -175,15 +177,56 @@ def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
     assert ("retry-after" in answer.headers) == (case in PASSES)
 
 
-def test_a_registry_that_is_away_and_comes_back(service, redis):
-    """Known names are served, publishing says 503, and nobody is started anew."""
+def publish(operator, name):
+    return operator.post("/v1/adapters", json={"tenant": "t1", "name": name, "folder": "warm"})
+
+
+def published_in_time(client, operator, name, within_s=30):
+    """Refused with a 503 of the registry's until it works; resident adapters answer throughout."""
+    ends = time.monotonic() + within_s
+    while (answer := publish(operator, name)).status_code == 503:
+        assert answer.json()["error"]["code"].startswith("registry_"), answer.text
+        assert "retry-after" in answer.headers
+        assert ask(client, "warm").status_code == 200
+        assert time.monotonic() < ends, answer.text
+        time.sleep(0.2)
+    assert answer.is_success, answer.text
+
+
+def served_in_time(client, name, within_s=10):
+    ends = time.monotonic() + within_s
+    while ask(client, name).status_code != 200:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+
+
+def test_a_write_is_answered_once_a_replica_has_it_and_a_failover_loses_none(service, redis):
     client, operator = service
-    names = {"tenant": "t1", "name": "late", "folder": "warm"}
+    redis.replica.freeze()
+    try:
+        unconfirmed = publish(operator, "kept")
+    finally:
+        redis.replica.thaw()
+    assert unconfirmed.status_code == 503
+    assert unconfirmed.json()["error"]["code"] == "registry_unconfirmed"
+    published_in_time(client, operator, "kept")
+    redis.master.kill()
+    published_in_time(client, operator, "after")
+    redis.wait_for_promotion()
+    for name in ("kept", "after"):
+        served_in_time(client, name)
+        assert operator.get(f"/v1/adapters/t1/{name}").is_success
+
+
+def test_a_registry_that_is_away_and_comes_back(service, redis):
+    """Known names are served, publishing says 503, and nobody is started anew. Of what failed over
+    before, the one server that is left."""
+    client, operator = service
     assert ask(client, "warm").status_code == 200
-    redis.kill()
+    redis.replica.kill()
     try:
         ends = time.monotonic() + OUTAGE_S
-        refused = operator.post("/v1/adapters", json=names)
+        refused = publish(operator, "late")
         assert refused.status_code == 503, refused.text
         assert refused.json()["error"]["code"].startswith("registry_")
         while time.monotonic() < ends:
@@ -191,13 +234,6 @@ def test_a_registry_that_is_away_and_comes_back(service, redis):
             time.sleep(0.5)
         assert ask(client, "never-heard-of").status_code == 503
     finally:
-        redis.start()
-    ends = time.monotonic() + 30
-    while (answer := operator.post("/v1/adapters", json=names)).status_code == 503:
-        assert time.monotonic() < ends, answer.text
-        time.sleep(0.2)
-    assert answer.is_success, answer.text
-    ends = time.monotonic() + 10
-    while ask(client, "late").status_code != 200:
-        assert time.monotonic() < ends
-        time.sleep(0.1)
+        redis.start_promoted()
+    published_in_time(client, operator, "late")
+    served_in_time(client, "late")

@@ -149,11 +149,18 @@ class ReplicatedRedis:
             )
         )
 
+    def start_promoted(self) -> None:
+        """The former replica, which was promoted and then killed, as the master that it was."""
+        self.replica.options = self.master.options
+        self.replica.start()
+
 
 @contextmanager
-def replicated(folder: Path, *, num_sentinels: int = 3) -> Iterator[ReplicatedRedis]:
-    master = RedisServer(folder / "master")
-    replica = RedisServer(folder / "replica", ("--replicaof", "127.0.0.1", str(master.port)))
+def replicated(folder: Path, *options: str, num_sentinels: int = 3) -> Iterator[ReplicatedRedis]:
+    """options: of master and replica."""
+    master = RedisServer(folder / "master", options)
+    of_master = ("--replicaof", "127.0.0.1", str(master.port))
+    replica = RedisServer(folder / "replica", (*options, *of_master))
     sentinels = [RedisServer(folder / f"sentinel{n}", sentinel=True) for n in range(num_sentinels)]
     every = ReplicatedRedis(master, replica, sentinels)
     try:
