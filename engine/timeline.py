@@ -32,6 +32,7 @@ class Journey:
     claimed_s   when it got its run of the arena
     upload_s    when the copy into that run began
     resident_s  when plans could use it
+    displaced   `ref.key`s of the versions that left the device for it
     """
 
     load_id: int = -1
@@ -42,6 +43,7 @@ class Journey:
     claimed_s: float = 0.0
     upload_s: float = 0.0
     resident_s: float = 0.0
+    displaced: tuple[str, ...] = ()
 
     def arrived(self, steps: tuple[LoadStep, ...], from_disk: bool, now: float) -> None:
         """The loader has answered."""

@@ -3,6 +3,7 @@ one line of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -52,16 +53,19 @@ class Follower:
         trace = RequestTrace.begin(
             self.tracing if is_api else None,
             begin_request(request_id),
-            f"{method} {path if len(path) < 64 else API}",
+            method,
             Headers(scope=scope),
         )
         scope.setdefault("state", {}).update(request_id=request_id, trace=trace)
         followed, began_s = Followed(request_id, trace), self.clock()
         try:
             yield followed
+        except asyncio.CancelledError:
+            followed.client_gone()
+            raise
         finally:
             status = followed.status or 500
-            trace.end(status)
+            trace.end(method, getattr(scope.get("route"), "path", ""), status)
             if self.access_log and is_api:
                 seconds = round(self.clock() - began_s, 6)
                 told = fields(method=method, path=path[:200], status=status, seconds=seconds)

@@ -107,6 +107,7 @@ class ReplicaSpans:
             "loraplex.version": ref.digest,
             "loraplex.load_id": journey.load_id,
             "loraplex.from": _origin(journey),
+            "loraplex.displaced": journey.displaced,
             "loraplex.begun_before": journey.began_s > 0 and journey.began_s < wait.start_s,
         }
         way = self._tracing.child(queue, "adapter", (start_s, end_s), told)

@@ -242,10 +242,13 @@ class RequestTrace:
         told = {f"loraplex.route.{k}": v for k, v in route.items() if k not in ("sent_s", "at_s")}
         self._tracing.child(self._root, "route", (route["sent_s"], route["at_s"]), told)
 
-    def end(self, status: int) -> None:
-        """The answer has left; status: HTTP's."""
+    def end(self, method: str, route: str, status: int) -> None:
+        """The answer has left. route: the endpoint's path with names for what varies, "": there is
+        none; status: HTTP's."""
         if self._root is None:
             return
+        self._root.update_name(f"{method} {route}".rstrip())
+        self._root.set_attributes({"http.request.method": method, "http.route": route})
         self._root.set_attribute("http.response.status_code", status)
         if status >= 500:
             self._root.set_status(Status(StatusCode.ERROR))

@@ -86,6 +86,7 @@ class Promotion:
         """Claims, yields, and the uploads to begin now. plan_id: the last launched plan."""
         self.starved = None
         self._keeps_room = False
+        self._residents.take_evicted()  # what has gone before made way for others
         if self._waiting:
             self._claim_in_turn(now, plan_id)
         elif self._turns.is_yielding:
@@ -152,6 +153,7 @@ class Promotion:
         if version.journey is None or version.journey.is_over:
             version.journey = Journey()
         version.journey.claimed_s = now
+        version.journey.displaced = self._residents.take_evicted()
         version.blocked_since_s = None
         self._claimed[version.key] = version
         self._changed(version)

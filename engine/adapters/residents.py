@@ -37,6 +37,7 @@ class Residents:
         self._stale: set[int] = set()
         self._changes: dict[str, bool] = {}
         self.num_idle_pages = 0
+        self._evicted: list[str] = []
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._by_index.values())
@@ -65,7 +66,14 @@ class Residents:
         version.state = State.HOST
         version.adapter = NO_ADAPTER
         version.closed_since_s = None
+        self._evicted.append(version.key)
         self._on_evicted(version)
+
+    def take_evicted(self) -> tuple[str, ...]:
+        """The versions that have left the device since the last call."""
+        evicted = tuple(self._evicted)
+        self._evicted.clear()
+        return evicted
 
     def refresh(self, version: Version) -> None:
         """Call after its leases or its waiting requests have changed: idle or not?"""

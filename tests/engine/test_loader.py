@@ -218,7 +218,10 @@ def test_a_remote_version_is_fetched_once(keeping, host):
     ref = keeping.publish(lora_tensors(keeping.spec)).ref
     store = remote(keeping)
     loads = loader(keeping, host, store)
-    assert [loads.load(order(ref)).from_disk for _ in range(3)] == [False, True, True]
+    done = [loads.load(order(ref)) for _ in range(3)]
+    assert [d.from_disk for d in done] == [False, True, True]
+    near = ["turn", "parse", "verify", "turn", "repack"]
+    assert [[step.name for step in d.steps] for d in done] == [["fetch", *near], near, near]
     assert len(store.reads) == 2
     store.failing = AdapterUnavailable("down")
     assert loads.load(order(ref)).error is None

@@ -74,6 +74,7 @@ def test_from_host_memory_there_is_no_load_to_tell_of() -> None:
         there.run()
     way = there.answers["again"].waits[0].journey
     assert isinstance(way, Journey)
+    assert way.displaced == (second.key,)
     assert way.load_id == -1 and way.began_s == 0.0 and way.claimed_s > 0.0 and way.is_over
 
 
