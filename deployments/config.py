@@ -279,8 +279,14 @@ def registry_url(url: str, *, environ: Mapping[str, str] | None = None) -> str:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"Configuration {path} can't be read: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise ConfigError(f"Configuration {path} can't be read: {reason}.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        problem = getattr(error, "problem", None) or "it can't be parsed"
+        raise ConfigError(f"Configuration {path} is not YAML{where}: {problem}.") from None
     if not isinstance(values, dict):
         raise ConfigError(f"Configuration {path} is not a mapping of keys to values.")
     return values

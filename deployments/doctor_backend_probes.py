@@ -37,8 +37,11 @@ def look_at_registry(url: str, admin_key: str, word: str) -> RegistryFacts:
     """word: what nobody else's probe is called."""
     facts = RegistryFacts(redis_url.without_secrets(url))
     try:
-        if urlsplit(url).scheme in redis_url.SCHEMES:
+        scheme = urlsplit(url).scheme
+        if scheme in redis_url.SCHEMES:
             facts = _redis(url, facts)
+        elif scheme != "sqlite":
+            open_registry(url).close()  # says which there are
         else:
             facts = replace(facts, schema=_sqlite_schema(Path(unquote(urlsplit(url).path))))
         if facts.problem or facts.schema != SCHEMA.version:

@@ -97,7 +97,7 @@ def _config(path: Path | None) -> tuple[AppConfig | None, list[Finding]]:
     try:
         return load(path), [ok("configuration", str(path))]
     except ConfigError as error:
-        remedy = "Every key is described in deployments/config_sections.py."
+        remedy = "Mend the file; every key is described in deployments/config_sections.py."
         return None, [failure("configuration", error.message, remedy)]
 
 

@@ -63,7 +63,7 @@ def look_at_model(folder: Path) -> ModelFacts:
         weight_bytes=num_bytes,
         file_problems=problems,
         missing=missing,
-        tokenizer_problem=_readable(folder / "tokenizer.json"),
+        tokenizer_problem=_tokenizer(folder),
         template_problem=_template(folder),
     )
 
@@ -90,11 +90,16 @@ def check_model(facts: ModelFacts) -> list[Finding]:
     return findings
 
 
-def _readable(path: Path) -> str:
+def _tokenizer(folder: Path) -> str:
+    from deployments.tokenising import Tokeniser  # noqa: PLC0415  only for this
+
+    if not (folder / "tokenizer.json").exists():
+        return "there is no tokenizer.json"
     try:
-        return "" if path.stat().st_size else f"{path.name} is empty"
-    except OSError:
-        return f"there is no {path.name}"
+        Tokeniser.load(folder)
+    except LoraplexError as error:
+        return _text(error)
+    return ""
 
 
 def _template(folder: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import re
 import resource
@@ -24,6 +23,12 @@ OURS = "loraplex"
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([<>=!~][^;]*)?$")
 TORCH = "import torch,json;print(json.dumps([torch.version.cuda or '',torch.cuda.is_available()]))"
 NVIDIA_SMI = "name,driver_version,memory.total,memory.free,compute_cap"
+RAY = """
+import json, logging, sys, ray
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+print(json.dumps([nodes, ray.cluster_resources().get("GPU", 0.0)]))
+"""
 CHILD_S = 60.0
 SHM = Path("/dev/shm")
 
@@ -116,19 +121,23 @@ def read_folder(path: Path) -> Folder:
     return Folder(str(path), "" if readable else f"{path} can't be read")
 
 
-def ray_cluster(address: str) -> RayFacts:
-    """Connects; with `address` empty, looks nowhere."""
+def ray_cluster(address: str, timeout_s: float = CHILD_S) -> RayFacts:
+    """Connects, in a process of its own: where nothing answers Ray tries for many minutes. With
+    `address` empty, looks nowhere."""
     if not address:
         return RayFacts()
-    import ray  # noqa: PLC0415  seconds, only where it is asked for
-
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
-    except Exception as error:  # Ray raises many kinds, of versions and of connections
-        return RayFacts(True, f"{address}: {' '.join(str(error).split())[:300]}")
-    try:
-        nodes = sum(bool(n["Alive"]) for n in ray.nodes())  # type: ignore[no-untyped-call]
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        return RayFacts(True, "", nodes, resources.get("GPU", 0.0))
-    finally:
-        ray.shutdown()
+        done = subprocess.run(
+            [sys.executable, "-c", RAY, address],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return RayFacts(True, f"{address} doesn't answer as Ray within {timeout_s:g} s")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it ended"])[-1]
+        return RayFacts(True, f"{address}: {last.partition(': ')[2] or last}"[:300])
+    nodes, gpus = json.loads(done.stdout.strip().splitlines()[-1])
+    return RayFacts(True, "", nodes, gpus)

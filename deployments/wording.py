@@ -75,9 +75,10 @@ def _place(detail: ErrorDetails) -> str:
 def _said(details: list[ErrorDetails], of: type) -> str:
     if details[0]["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"is not known; here may be: {', '.join(_known(details[0]['loc'][:-1], of))}"
-    said = dict.fromkeys(_words(detail) for detail in details)
-    first, *others = said
-    return " or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    first, *others = dict.fromkeys(_words(detail) for detail in details)
+    choices = [first, *(other.removeprefix("must be ") for other in others)]
+    *early, last = choices
+    return f"{', '.join(early).replace(' or ', ', ')} or {last}" if early else last
 
 
 def _words(detail: ErrorDetails) -> str:

@@ -227,4 +227,6 @@ def _meaning(error: Exception, settings: RedisSettings) -> tuple[str, str]:
 
 
 def _told(error: Exception) -> str:
-    return (str(error) or type(error).__name__).rstrip(".")[:300]
+    """In one sentence: what follows ours is the remedy."""
+    said = (str(error) or type(error).__name__).rstrip(".")
+    return said.replace(". ", ": ")[:300]

@@ -229,6 +229,8 @@ def harmed(folder, how):
             save_file({}, weights)
         case "no tokenizer":
             (folder / "tokenizer.json").unlink()
+        case "odd tokenizer":
+            (folder / "tokenizer.json").write_text("{")
         case "no template":
             (folder / "tokenizer_config.json").write_text("{}")
 
@@ -242,6 +244,7 @@ def harmed(folder, how):
         ("git lfs", FAILURE, "git lfs pull"),
         ("half of it", FAILURE, "tensors are in no file"),
         ("no tokenizer", FAILURE, "tokenizer.json"),
+        ("odd tokenizer", FAILURE, "tokenizer.json can't be read"),
         ("no template", WARNING, "/v1/completions"),
     ],
 )

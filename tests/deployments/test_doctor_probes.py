@@ -16,7 +16,13 @@ from deployments import cli
 from deployments.config import load
 from deployments.doctor import Level
 from deployments.doctor_backend_probes import look_at_registry, look_at_store
-from deployments.doctor_probes import machine_limits, packages, port_holder, read_folder
+from deployments.doctor_probes import (
+    machine_limits,
+    packages,
+    port_holder,
+    ray_cluster,
+    read_folder,
+)
 from deployments.registry import open_registry
 from deployments.registry.schema import SCHEMA
 from deployments.tenants import Tenants
@@ -240,3 +246,19 @@ def test_a_folder_that_cannot_be_written(home, tmp_path):
 
 def test_levels_are_words():
     assert [str(x) for x in Level] == ["ok", "warning", "failure"]
+
+
+def test_a_ray_that_is_not_there_is_given_up(free_port):
+    facts = ray_cluster(f"127.0.0.1:{free_port()}", timeout_s=3.0)
+    assert "doesn't answer as Ray within 3 s" in facts.problem
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgres://x", "has no known scheme. Write sqlite:///path/to/file"),
+        ("redis://127.0.0.1:1/0", "127.0.0.1:1: Connection refused. See that it runs"),
+    ],
+)
+def test_a_registry_that_cannot_be_opened_ends_with_its_remedy(url, said):
+    assert said in look_at_registry(url, "", "word").problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,10 @@ def test_requests(field: str, wrong: Any) -> None:
         ({"nosuch": 1}, r"nosuch: is not known; here may be: .*\bbase, .*\breplica"),
         ({"base": {"path": "x"}}, "base.name: is needed."),
         ({"base": 7}, "base: must be an object."),
-        ({"replica": {"device": "tpu"}}, "replica.device: must be 'cpu'"),
+        (
+            {"replica": {"device": "tpu"}},
+            "replica.device: must be 'cpu', 'cuda', 'fake' or 'auto'.",
+        ),
         ({"replica": {"memory": {"arena_bytes": "much"}}}, "arena_bytes: must be a whole number"),
         ({"replica": {"accounts": {"nosuch": 1}}}, "accounts.nosuch: is not known; .*local_floor"),
         ({"replica": {"accounts": {"local_floor": 2}}}, "replica: local_floor must be <= 1"),
@@ -91,3 +95,20 @@ def test_configurations(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         load(values, environ={})
     assert not FOREIGN.search(raised.value.message)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, r"a.yaml can't be read: No such file or directory\."),
+        (b"\xff\xfe\x00", r"a.yaml can't be read: it is no text in UTF-8\."),
+        (b"a: [1\n", r"a.yaml is not YAML at line 2, column 1: expected ',' or ']'"),
+        (b"- 1", "a.yaml is not a mapping of keys to values"),
+    ],
+)
+def test_files(tmp_path: Path, data: bytes | None, said: str) -> None:
+    if data is not None:
+        (tmp_path / "a.yaml").write_bytes(data)
+    with pytest.raises(ConfigError, match=said) as raised:
+        load(tmp_path / "a.yaml", environ={})
+    assert "\n" not in raised.value.message
