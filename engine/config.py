@@ -76,7 +76,7 @@ class ScheduleConfig:
     max_step_s: float = 0.5
     prefill_steps: int = 6
     depth: int = 0
-    max_preemptions: int = 2
+    max_preemptions: int = 4
     prefix_cache: bool = True
 
 

@@ -39,10 +39,13 @@ class GreedyDualSize(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 
-    def touch(self, key: K, cost_s: float, num_pages: int, kind: str) -> None:
-        """The key is used now: set its H. A new key is evictable; a held one stays held."""
+    def touch(
+        self, key: K, cost_s: float, num_pages: int, kind: str, *, held: bool = False
+    ) -> None:
+        """The key is used now: set its H. A new key is evictable unless `held`; a held one stays
+        so."""
         entry = self._entries.get(key)
-        held = entry is not None and entry.held
+        held = held or (entry is not None and entry.held)
         self._stamp += 1
         priority = self.clock + cost_s / num_pages
         entry = self._entries[key] = _Entry(kind, priority, self._stamp, held)

@@ -108,9 +108,7 @@ class PrefixTree:
             if node.num_holders == 0:
                 self.num_idle += 1
                 self._idle_of.setdefault(node.namespace.tenant, OrderedDict())[node] = None
-                self._idle.touch(node, cost_s, 1, PREFIX_KIND)
-                if node.children:
-                    self._idle.hold(node)
+                self._idle.touch(node, cost_s, 1, PREFIX_KIND, held=bool(node.children))
 
     def insert(
         self,

@@ -17,7 +17,16 @@ from loadgen.report.stats import Quantiles
 from loadgen.report.tables import Table
 from loadgen.report.words import number, of, seconds
 
-Used = Mapping[str, Mapping[str, float]]
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run. used: by tenant, what the service says that it used meanwhile; wall_s: how long."""
+
+    outcomes: list[Outcome]
+    used: Mapping[str, Mapping[str, float]]
+    wall_s: float
+
+
 W_P, W_Q = 1.0, 2.0
 
 
@@ -25,7 +34,7 @@ W_P, W_Q = 1.0, 2.0
 class TenantPart:
     """One tenant in one run. first: seconds to the first token of those that got one, from due;
     good: whole and within the objective. queue_s: mean time in the core's queue, by the service.
-    work: weighted tokens that were computed for it, by the service."""
+    work: weighted tokens a second that were computed for it, by the service."""
 
     run: str
     tenant: str
@@ -44,9 +53,11 @@ class TenantPart:
         run: str,
         tenant: str,
         outcomes: Sequence[Outcome],
-        used: Sequence[Mapping[str, float]],
+        members: Sequence[str],
+        seen: Seen,
         slo: Slo,
     ) -> Self:
+        used = [seen.used[member] for member in members]
         first = Quantiles.of(_first_s(o) for o in outcomes)
         assert first is not None, f"{tenant} asked for nothing"
         num = sum(u["num_requests"] for u in used)
@@ -61,7 +72,7 @@ class TenantPart:
             first.p95,
             first.p99,
             sum(u["queue_s"] for u in used) / num if num else 0.0,
-            W_P * prompt + W_Q * sum(u["output_tokens"] for u in used),
+            (W_P * prompt + W_Q * sum(u["output_tokens"] for u in used)) / seen.wall_s,
         )
 
 
@@ -86,7 +97,7 @@ class Report:
     @classmethod
     def of(
         cls,
-        runs: Mapping[str, tuple[list[Outcome], Used]],
+        runs: Mapping[str, Seen],
         sweep: Sequence[Mapping[str, float]],
         noisy: str,
         slo: Slo,
@@ -95,14 +106,14 @@ class Report:
         capacity: float,
     ) -> Self:
         pooled, tenants, first = [], [], {}
-        for run, (outcomes, used) in runs.items():
-            first[run] = [o for o in outcomes if o.tenant != noisy]
-            names = sorted({o.tenant for o in outcomes})
-            quiet = [used[t] for t in names if t != noisy]
-            pooled.append(TenantPart.of(run, "quiet, all", first[run], quiet, slo))
+        for run, seen in runs.items():
+            first[run] = [o for o in seen.outcomes if o.tenant != noisy]
+            names = sorted({o.tenant for o in seen.outcomes})
+            quiet = [t for t in names if t != noisy]
+            pooled.append(TenantPart.of(run, "quiet, all", first[run], quiet, seen, slo))
             for tenant in names:
-                own = [o for o in outcomes if o.tenant == tenant]
-                tenants.append(TenantPart.of(run, tenant, own, [used[tenant]], slo))
+                own = [o for o in seen.outcomes if o.tenant == tenant]
+                tenants.append(TenantPart.of(run, tenant, own, [tenant], seen, slo))
         return cls(rate, capacity, max_step_s, slo, tuple(pooled), tuple(tenants), sweep, first)
 
     def part(self, run: str) -> TenantPart:
@@ -120,7 +131,7 @@ class Report:
         return fair <= self.bound_s and fcfs >= 3 * fair
 
     def work(self, run: str) -> float:
-        """Weighted tokens of everybody."""
+        """Weighted tokens a second of everybody."""
         return sum(p.work for p in self.tenants if p.run == run)
 
     def to_json(self) -> dict[str, Any]:
@@ -145,8 +156,8 @@ def text(report: Report) -> str:
         f"p95 to the first token of {fair.requests} quiet requests: alone {seconds(alone.p95_s)},"
         f" beside the neighbour {seconds(fair.p95_s)} (at most {seconds(report.bound_s)}), under"
         f" fcfs {seconds(fcfs.p95_s)}: {verdict}.",
-        f"Work of everybody, weighted tokens: deficit {number(round(report.work('deficit')))},"
-        f" fcfs {number(round(report.work('fcfs')))}.",
+        "Work of everybody, weighted tokens a second: deficit"
+        f" {number(round(report.work('deficit')))}, fcfs {number(round(report.work('fcfs')))}.",
     ]
     return "\n\n".join(
         ["\n".join(lines), *(f"## {t.title}\n\n{rows_of(t)}" for t in _tables(report))]
@@ -172,7 +183,7 @@ def write(report: Report, out: Path) -> None:
 
 
 def _tables(report: Report) -> list[Table]:
-    head = ("tenant", "requests", "p50", "p95", "p99", "within the objective", "queue", "work")
+    head = ("tenant", "requests", "p50", "p95", "p99", "within the objective", "queue", "work/s")
     tables = [
         Table(
             run,

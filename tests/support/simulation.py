@@ -57,10 +57,11 @@ def settings(
     depth: int = 1,
     accounts: AccountConfig | None = None,
     adapters: AdapterConfig | None = None,
+    page_tokens: int = PAGE_TOKENS,
 ) -> EngineConfig:
     return EngineConfig(
         ModelConfig(path="", device="fake", max_model_len=16_384),
-        MemoryConfig(num_pages * PAGE_BYTES, 1 << 28, PAGE_TOKENS),
+        MemoryConfig(num_pages * page_tokens * KV_BYTES_PER_TOKEN, 1 << 28, page_tokens),
         StoreConfig("file:///nowhere", "/nowhere"),
         ScheduleConfig(
             max_seqs=rows, max_step_tokens=max_step_tokens, max_step_s=max_step_s, depth=depth
