@@ -232,7 +232,8 @@ class AdapterRouter(RequestRouter):
         self.counters.pick_s += time.perf_counter() - began
         if placement.replica is None:
             return None
-        self.counters.placed[placement.reason] += 1
+        if pending_request.metadata.call_method != PREFETCH:  # word ahead of a request is none
+            self.counters.placed[placement.reason] += 1
         note_route(pending_request.args, placement, self._clock())
         if placement.spare is not None:
             self._prepare(placement.spare, pending_request)
@@ -256,7 +257,7 @@ class AdapterRouter(RequestRouter):
             metadata=replace(
                 metadata,
                 internal_request_id=f"{metadata.internal_request_id}-hint",
-                call_method="prefetch",
+                call_method=PREFETCH,
                 is_streaming=False,
             ),
             resolved=True,
