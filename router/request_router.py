@@ -28,6 +28,8 @@ from router.ring import Ring
 from router.routes import note_route
 
 logger = logging.getLogger("loraplex.router")
+PREFETCH = "prefetch"
+"""The replicas' method that is called ahead of a request."""
 
 
 @dataclass(frozen=True, slots=True)
