@@ -17,6 +17,8 @@ from loadgen.report.tables import SHOWN, Table
 from loadgen.report.words import NONE, number, part, seconds
 
 NAMES = ("A", "B")
+MANY_TIMES = 5.0
+"""From here on a change is told as a factor."""
 
 
 def write_comparison(first: Path, second: Path, out: Path, slo: Slo | None = None) -> None:
@@ -123,4 +125,4 @@ def _at(report: Report, path: str) -> float | None:
 def _change(a: float | None, b: float | None) -> str:
     if not a or b is None:
         return NONE
-    return f"{(b / a - 1) * 100:+.1f} %"
+    return f"× {b / a:.3g}" if b / a >= MANY_TIMES else f"{(b / a - 1) * 100:+.1f} %"
