@@ -104,12 +104,15 @@ class Accounts:
     def produced(self, request_id: str, num_tokens: int = 1, amount: float | None = None) -> None:
         """Output tokens of it were produced. Beyond the expected number each is charged now."""
         charge = self._charges[request_id]
-        num_charged = min(num_tokens, charge.output_left)
-        charge.output_left -= num_charged
+        account, price, left = charge.account, charge.output_price, charge.output_left
+        num_charged = num_tokens if num_tokens < left else left
+        charge.output_left = left - num_charged
         charge.num_output += num_tokens
-        if amount is None:
-            amount = num_tokens * charge.output_price * charge.account.weight
-        self._settle(charge, num_charged * charge.output_price, amount)
+        account.outstanding -= num_charged * price
+        account.settled += num_tokens * price if amount is None else amount / account.weight
+        self._touched.add(account)
+        if amount is not None or num_charged != num_tokens:
+            self._moved.add(account)
 
     def finish(self, request_id: str, *, completed: bool) -> None:
         """The request is over, admitted or not; what it left outstanding is taken off.

@@ -100,6 +100,14 @@ class Holdings:
         """
         if not self._is_caching or num_tokens // self.page_tokens <= len(sequence.nodes):
             return
+        size, nodes = self.page_tokens, sequence.nodes
+        num = len(nodes)
+        if num and num_tokens // size == num + 1:
+            page = tuple(sequence.tokens[num * size : (num + 1) * size])
+            node = self._prefix.extend(nodes[-1], page, sequence.pages[num])
+            if node is not None:
+                nodes.append(node)
+                return
         insertion = self._prefix.insert(
             self._namespace(sequence),
             sequence.nodes,

@@ -143,6 +143,15 @@ class PrefixTree:
             del self._roots[namespace]
         return Insertion(nodes, duplicates)
 
+    def extend(self, parent: PrefixNode, page: tuple[int, ...], page_id: int) -> PrefixNode | None:
+        """`insert` of one page more, below a node that the sequence holds: what decoding brings.
+        None where the tree has it already: then `insert`."""
+        if page in parent.children:
+            return None
+        node = parent.children[page] = PrefixNode(parent.namespace, page, page_id, parent, 1)
+        self.num_pages += 1
+        return node
+
     def evict(self, node: PrefixNode) -> int:
         """Forget a leaf that nobody holds (the caller took it out of `idle`): its page, to free.
 
