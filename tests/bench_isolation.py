@@ -22,6 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
+from engine.config import MAX_STEP_S as MAX_STEP_OF
 from loadgen.client.run import Run
 from loadgen.client.stream import Endpoint
 from loadgen.experiment import Experiment, Place, Publication, perform
@@ -39,7 +40,7 @@ NOISY, NUM_ADAPTERS, NUM_AT_ONCE, TIMES = "noisy", 30, 120, 20
 SETTLE_S = 10.0
 """How long the neighbour is alone."""
 SLO = Slo(first_s=2.0, token_s=0.5)
-MAX_STEP_S = 0.5
+MAX_STEP_S = MAX_STEP_OF["cpu"]
 SEED = 5
 DRAIN_S = 20.0
 
@@ -88,11 +89,13 @@ def schedule(name: str, arrivals: list[Arrival], **parameters: Any) -> Schedule:
 class Bench:
     """A service of one order, and runs against it."""
 
-    def __init__(self, home: Path, out: Path, order: str, console: Console) -> None:
+    def __init__(
+        self, home: Path, out: Path, order: str, max_step_s: float, console: Console
+    ) -> None:
         self._out, self._console = out, console
         self._roster = home / "isolation-roster.json"
         console.print(f"starting the quickstart with order {order}", highlight=False)
-        self._service = Service(PROJECT, home, free_port(), dtype=None, order=order)
+        self._service = Service(PROJECT, home, free_port(), None, order, max_step_s)
         console.print(f"  ready after {self._service.startup_s:.0f} s", highlight=False)
 
     @property
@@ -159,13 +162,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PROJECT / ".loraplex" / "isolation")
     parser.add_argument("--requests", type=int, default=330, help="of the quiet, in each run")
     parser.add_argument("--rate", type=float, help="of the quiet, a second; else half of capacity")
+    parser.add_argument("--max-step-s", type=float, default=MAX_STEP_S, help="of the service")
     parser.add_argument("--calibration", type=int, default=160, help="requests to find capacity")
     given = parser.parse_args()
     console, sizes = Console(), Sizes()
     for folder in (given.home, given.out):
         folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    fair = Bench(given.home, given.out, "deficit", console)
+    fair = Bench(given.home, given.out, "deficit", given.max_step_s, console)
     try:
         fair.publish(
             schedule(
@@ -185,7 +189,7 @@ def main() -> None:
         runs["deficit"] = fair.run("deficit", schedule("beside", [*quiet, *noise], rate=rate))
     finally:
         fair.close()
-    first = Bench(given.home, given.out, "fcfs", console)
+    first = Bench(given.home, given.out, "fcfs", given.max_step_s, console)
     try:
         few = quiet[: max(1, given.requests // 2)]
         same = [a for a in noise if a.time_s <= few[-1].time_s]
@@ -194,7 +198,7 @@ def main() -> None:
         first.close()
     console.print("w_local on a virtual clock")
     sweep = [locality.measure(w_local) for w_local in locality.SWEEP]
-    report = isolation_report.Report.of(runs, sweep, NOISY, SLO, MAX_STEP_S, rate, whole_rate)
+    report = isolation_report.Report.of(runs, sweep, NOISY, SLO, given.max_step_s, rate, whole_rate)
     isolation_report.write(report, given.out)
     console.print(isolation_report.text(report), highlight=False, markup=False)
     took_s = time.monotonic() - began

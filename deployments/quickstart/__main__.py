@@ -86,6 +86,9 @@ def serve(
     order: Annotated[
         str | None, typer.Option(help="Of accounts: deficit, vtc or fcfs; docs/fairness.md.")
     ] = None,
+    max_step_s: Annotated[
+        float | None, typer.Option(help="How long a step may take, instead of the config's.")
+    ] = None,
 ) -> None:
     """Prepare, run the service in the foreground, and end all of it on Ctrl-C."""
     console = Console()
@@ -96,7 +99,9 @@ def serve(
         lock = DataLock(config.data_dir)
         require_free(port)
         keys = _prepare(config, console)
-        options = ServiceOptions(CONFIG, home.resolve(), config.data_dir, port, dtype, order)
+        options = ServiceOptions(
+            CONFIG, home.resolve(), config.data_dir, port, dtype, order, max_step_s
+        )
         with StopRequests() as stops:
             service = Service(options)
             ready = False

@@ -37,8 +37,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """config   the tracked Serve config; `port`, `dtype` and `order` of accounts (None: as it
-             says) replace its own
+    """config   the tracked Serve config; `port`, `dtype`, the
+             accounts' `order` and `max_step_s` (None: as it says) replace its own
     home     where the config's relative paths start
     data     folder for the log, Ray's token and the config as run
     """
@@ -49,6 +49,7 @@ class ServiceOptions:
     port: int
     dtype: str | None = None
     order: str | None = None
+    max_step_s: float | None = None
 
     @property
     def log(self) -> Path:
@@ -205,7 +206,11 @@ def ensure_secret(path: Path) -> str:
 def write_config(options: ServiceOptions) -> Path:
     """The tracked config itself, or a copy in the data folder where an option changes it."""
     config = yaml.safe_load(options.config.read_text())
-    own = {"dtype": options.dtype, "accounts": options.order and {"order": options.order}}
+    own = {
+        "dtype": options.dtype,
+        "accounts": options.order and {"order": options.order},
+        "schedule": options.max_step_s and {"max_step_s": options.max_step_s},
+    }
     changed = rendered(config, options.port, {k: v for k, v in own.items() if v is not None})
     if changed == config:
         return options.config

@@ -25,8 +25,8 @@ BASE = "smollm2-135m-instruct"
 class Service:
     """A running `python -m deployments.quickstart serve` with its data below `home`.
 
-    dtype: in fp32 answers can be compared token by token; None leaves it to the service. order: of
-    accounts, likewise.
+    dtype: in fp32 answers can be compared token by token; None leaves it to the service. order
+    of accounts and max_step_s likewise.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Service:
         port: int,
         dtype: str | None = "float32",
         order: str | None = None,
+        max_step_s: float | None = None,
     ) -> None:
         self.home = home
         self.data = home / ".loraplex" / "quickstart"
@@ -46,6 +47,7 @@ class Service:
         command += ["--home", str(home), "--port", str(port)]
         command += [] if dtype is None else ["--dtype", dtype]
         command += [] if order is None else ["--order", order]
+        command += [] if max_step_s is None else ["--max-step-s", str(max_step_s)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, cwd=project, stdout=output, stderr=output, start_new_session=True
