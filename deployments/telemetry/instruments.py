@@ -212,7 +212,8 @@ ARRIVALS = _counter(
     _R,
     "adapter.arrivals",
     "{request}",
-    "Sequences by where their adapter was when they came: device is a hit, the others are misses.",
+    "Sequences by where their adapter was when they came: device is a hit, host and cold are"
+    " misses. cold is the local disk or the store: which of them, the loads say.",
     "tier",
 )
 STALLS = _histogram(

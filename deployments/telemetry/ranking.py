@@ -28,10 +28,11 @@ class Ranking:
     """top: names with a label of their own at most, at one time. While there are fewer, whoever
     comes has one.
     max_ever: names that ever get one; then those that have one keep it. None: no limit.
-    max_tracked: names whose traffic is known; more of them, and the least are forgotten.
+    max_tracked: names whose traffic is known; more of them, and the least are forgotten. A ranking
+    of so many takes some milliseconds.
     """
 
-    def __init__(self, top: int, max_ever: int | None = None, max_tracked: int = 20_000) -> None:
+    def __init__(self, top: int, max_ever: int | None = None, max_tracked: int = 4096) -> None:
         self._top = top
         self._max_ever = max_ever
         self._max_tracked = max_tracked
@@ -100,7 +101,7 @@ class Ranking:
             self._ever.add(name)
 
     def _all_but_the_least_tenth(self) -> set[str]:
-        ascending = sorted(self._traffic, key=lambda name: (self._traffic[name], name))
+        ascending = sorted(self._traffic, key=self._traffic.__getitem__)
         return set(ascending[math.ceil(RARE * len(ascending)) :])
 
     def _fade(self) -> None:

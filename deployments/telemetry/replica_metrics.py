@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from deployments.hosts import serve_instance
@@ -62,9 +63,11 @@ class ReplicaMetrics(NoMetrics):
         self._running = asyncio.create_task(self._metering.run())
 
     def close(self) -> None:
-        """May be called from any thread once the loop no longer runs; idempotent."""
-        if self._running is not None:
-            self._running = None
+        """From any thread; idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(RuntimeError):  # a loop that has closed runs nothing any more
+                running.get_loop().call_soon_threadsafe(running.cancel)
             self._metering.close()
 
     def heard(self, output: Output) -> None:

@@ -162,7 +162,8 @@ def test_opentelemetry_s_own_variables_complete_the_config():
     assert load(MINIMAL, environ=env).telemetry.otlp_endpoint == "http://collector:4318"
     own = {**MINIMAL, "telemetry": {"otlp_endpoint": "https://other"}}
     assert load(own, environ=env).telemetry.otlp_endpoint == "https://other"
-    assert not load(own, environ={"OTEL_SDK_DISABLED": "true"}).telemetry.metrics
+    off = load(own, environ={"OTEL_SDK_DISABLED": "true"})
+    assert not off.telemetry.metrics and not off.engine_config().measures
     with pytest.raises(ConfigError, match="http://"):
         load(MINIMAL, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"})
 

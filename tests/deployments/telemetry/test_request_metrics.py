@@ -21,6 +21,7 @@ from router.placement import Reason
 from router.request_router import RouterCounters
 from tests.support.ingress import HANG, InProcess, announce, bearer, last
 from tests.support.memory_control import publish
+from tests.support.telemetry_points import told
 from tests.support.virtual import VirtualClock
 
 TEXT = "/v1/completions"
@@ -42,19 +43,6 @@ async def client(world, meter, clock):
     sources = replace(_sources(), monotonic=clock)
     async with InProcess(world, metering=meter, sources=sources) as client:
         yield client
-
-
-def told(meter, instrument):
-    """{labels: value}, a histogram's as (count, sum)."""
-    metrics = meter.read().resource_metrics[0].scope_metrics[0].metrics
-    found = {}
-    for metric in metrics:
-        if metric.name == instrument.name:
-            for point in metric.data.data_points:
-                labels = tuple(point.attributes[label] for label in instrument.labels)
-                is_histogram = instrument.kind is i.Kind.HISTOGRAM
-                found[labels] = (point.count, point.sum) if is_histogram else point.value
-    return found
 
 
 def body(model="t1/bot", **fields):
