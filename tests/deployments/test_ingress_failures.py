@@ -86,6 +86,16 @@ async def test_errors_of_a_replica_keep_their_status_and_are_not_retried(client,
         assert "x-should-retry" not in response.headers
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_tenant_is_told_of_no_bucket(client, world, begun):
+    error = {**COLD, "message": "bucket b is gone", "public": "the store failed"}
+    first = [[{"i": 0, "text": "x", "tokens": 1}]] if begun else []
+    world.model.script = lambda call: [*first, [{"i": 0, "error": error}]]
+    answer = await client.post(CHAT, json=chat(stream=True))
+    assert answer.status_code == (200 if begun else 503)
+    assert "the store failed" in answer.text and "bucket" not in answer.text
+
+
 async def test_clients_are_told_not_to_try_again_what_only_an_operator_mends(client, world):
     """C-S3-ERRORS: the cause reaches the client, as 503 and never as 404."""
     refused = {**COLD, "code": "store_forbidden", "retry_after_s": None}

@@ -54,6 +54,7 @@ NOT_FOUND = [
 
 @pytest.mark.parametrize("model", NOT_FOUND)
 async def test_what_is_not_there_and_what_is_another_tenants_read_alike(client, world, model):
+    """A-TRAVERSAL: a name is a key of the registry, and nothing else."""
     publish(world.registry, "t2", "other")
     response = await client.post(CHAT, json=chat(model=model))
     expected = {

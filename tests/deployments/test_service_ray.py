@@ -221,7 +221,7 @@ def test_errors_pass_through_ray(http, loraplex):
     assert error_of(ask(model="t1/one", max_tokens=10**9), 400)["code"] == "context_length_exceeded"
     said = loraplex("adapters", "publish", "t1/bad", "../model", code=1)
     assert "import root" in said
-    assert "does not exist" in loraplex("adapters", "publish", "t9/bad", "one", code=1)
+    assert "no tenant t9" in loraplex("adapters", "publish", "t9/bad", "one", code=1)
     assert "no adapter t1/bad" in loraplex("adapters", "show", "t1/bad", code=1)
 
 

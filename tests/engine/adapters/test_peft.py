@@ -61,6 +61,7 @@ def test_an_unknown_key_that_says_nothing_is_ignored(value):
 
 @pytest.mark.parametrize("value", [{"x": 1}, True, [1], "x", 2])
 def test_an_unknown_key_that_says_something_fails_closed(value):
+    """A-NEW-FIELDS."""
     with pytest.raises(AdapterRejected, match="brand_new is unknown"):
         read(brand_new=value)
     data = json.dumps(peft_config(brand_new=value)).encode()
@@ -109,6 +110,7 @@ def test_half_a_surrogate_pair_is_quoted_as_text():
     ],
 )
 def test_what_is_not_served_is_refused_by_name(key, value):
+    """A-NEW-FIELDS and A-FAN-IN: what changes the arithmetic, or the base, or is no text."""
     with pytest.raises(AdapterRejected, match=key):
         read(**{key: value})
 
