@@ -26,9 +26,10 @@ from tests.support.peft_folders import BASE_NAME, lora_tensors, write_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AT_ONCE = 200
-OUTAGE_S = 20.0
+OUTAGE_S = 12.0
 """Of Redis: longer than any timeout or pause here."""
-STORE = {"read_timeout_s": 1, "max_attempts": 3, "max_pause_s": 0.2, "deadline_s": 8}
+STORE = {"read_timeout_s": 5, "max_attempts": 3, "max_pause_s": 0.2, "deadline_s": 30}
+"""A loader that waits for a processor is not taken for a silent store."""
 FAULTS = {
     "slow": (Fault(latency_s=0.1, bytes_per_s=1e6), None),
     "cut": (Fault(cut_after=700, cut_by="rst"), 2),
@@ -46,6 +47,8 @@ CODES = {
 }
 PASSES = {"slow down"}
 """Where trying again helps."""
+LATE = {"kept", "after", "late"}
+"""Names of the warm one's bytes, published while the registry fails."""
 
 
 TENANT = {"id": "t1", "max_concurrent": 2 * AT_ONCE, "max_queued": 2 * AT_ONCE}
@@ -103,8 +106,7 @@ def service(ray_local, redis, s3, proxy, tmp_path_factory):
         key = operator.post("/v1/tenants", json=TENANT).raise_for_status().json()["key"]
         for name in ("warm", "cold", *(case.replace(" ", "-") for case in FAULTS)):
             write_adapter(home / "import" / name, lora_tensors(spec))
-            body = {"tenant": "t1", "name": name, "folder": name}
-            operator.post("/v1/adapters", json=body).raise_for_status()
+            publish(operator, name).raise_for_status()
         with httpx.Client(
             base_url=url,
             headers=bearer(key),
@@ -130,15 +132,20 @@ def tensors_gets(proxy):
     return {path: n for path, n in proxy.gets().items() if path.endswith(TENSORS)}
 
 
+def publish(operator, name):
+    body = {"tenant": "t1", "name": name, "folder": "warm" if name in LATE else name}
+    return operator.post("/v1/adapters", json=body)
+
+
 def test_many_at_once_for_one_cold_adapter_get_its_object_once_a_replica(service, proxy):
     """200 requests; the one that came first, and so began the load, goes away."""
     client, operator = service
     before = tensors_gets(proxy)
-    proxy.add(Fault(latency_s=0.4), key=TENSORS)  # below the read timeout
+    proxy.add(Fault(latency_s=1.0), key=TENSORS)  # below the read timeout
 
     def leave_early():
         with pytest.raises(httpx.ReadTimeout):
-            ask(client, "cold", timeout=0.3)
+            ask(client, "cold", timeout=httpx.Timeout(120, read=0.5))
 
     first = threading.Thread(target=leave_early)
     first.start()
@@ -151,19 +158,24 @@ def test_many_at_once_for_one_cold_adapter_get_its_object_once_a_replica(service
     after = tensors_gets(proxy)
     (num_gets,) = [n - before.get(path, 0) for path, n in after.items() if n != before.get(path, 0)]
     assert 1 <= num_gets <= 2
-    assert num_gets <= holders(operator, "cold")  # two on one machine may share their disk
+    ends = time.monotonic() + 10
+    while num_gets > holders(operator, "cold"):  # two on one machine may share their disk
+        assert time.monotonic() < ends
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
-    """C-S3-ERRORS, as a client of HTTP sees it; a resident adapter answers meanwhile."""
-    client, _ = service
+    """C-S3-ERRORS, as a client of HTTP sees it; a resident adapter answers meanwhile. Once the
+    store is mended, whoever asks has it at once where it was published again."""
+    client, operator = service
+    name = case.replace(" ", "-")
     assert ask(client, "warm").status_code == 200
     fault, times = FAULTS[case]
     proxy.add(fault, key=TENSORS, times=times)
     try:
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ask, client, case.replace(" ", "-"))
+            waiting = pool.submit(ask, client, name)
             warm = [ask(client, "warm").status_code for _ in range(10)]
             answer = waiting.result()
     finally:
@@ -175,10 +187,10 @@ def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
     assert answer.status_code == 503, answer.text
     assert answer.json()["error"]["code"] == CODES[case]
     assert ("retry-after" in answer.headers) == (case in PASSES)
-
-
-def publish(operator, name):
-    return operator.post("/v1/adapters", json={"tenant": "t1", "name": name, "folder": "warm"})
+    if (early := ask(client, name)).status_code != 200:
+        assert "retry-after" in early.headers, "when the store is asked again"
+    publish(operator, name).raise_for_status()
+    assert ask(client, name).status_code == 200
 
 
 def published_in_time(client, operator, name, within_s=30):
