@@ -192,7 +192,7 @@ class CoreStats:
     arrivals        requests by the tier in which their adapter was when they came: cold, host or
                     device
     service         weighted tokens served, by tenant, of those that have grown since the last
-    tenants         those that have requests
+    tenants         those that have requests (`engine.tenant_load`)
     num_adapters    different adapters of the running sequences
     usage           of tenants that have used something since the last (`engine.usage`)
     num_replayed    steps whose pass was replayed from a graph

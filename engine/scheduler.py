@@ -195,7 +195,7 @@ class Scheduler:
             step_p99_s=counters.step_quantile(0.99),
             service=self.exchange.take_changes(),
             usage=self.counters.usage.take_changes(self._running.tenants()),
-            tenants=tenant_loads(self.accounts.with_work()),
+            tenants=tenant_loads(self.accounts, self._running.tenants()),
             num_adapters=len({s.adapter_key for s in self._running} - {None}),
             held_pages=self._running.num_pages,
             rounding_bytes=self.arena.rounding_bytes,
