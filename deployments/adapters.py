@@ -81,10 +81,12 @@ class Adapters:
         ref = version.ref
 
         def added(record: AdapterRecord | None) -> AdapterRecord:
-            self.check_quota(tenant, ref)
             record = record or AdapterRecord(ref.tenant, ref.name)
             known = record.version(ref.digest)
-            if known is None or not known.live or known.ref != ref or version.probes:
+            is_new = known is None or not known.live or known.ref != ref
+            if is_new:  # checked before it was stored, too; but others may have published meanwhile
+                self.check_quota(tenant, ref)
+            if is_new or version.probes:
                 record = record.with_version(version)
             return placing.of(record, ref.digest).collected(self._keep, self._clock())
 

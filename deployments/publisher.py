@@ -112,7 +112,8 @@ class Publisher:
                 version = known
                 if self._is_whole(version.ref, candidate, tensors):
                     return version
-            self._adapters.check_quota(tenant, version.ref)
+            else:
+                self._adapters.check_quota(tenant, version.ref)
             self._put(version, candidate, tensors)
         return version
 

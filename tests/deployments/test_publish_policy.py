@@ -112,6 +112,9 @@ def test_a_tenant_has_so_many_bytes_and_no_more(keeping):
     size = keeping.publish(tensors).ref.num_bytes
     allow(keeping, max_adapter_bytes=2 * size)
     keeping.publish(tensors, name="same")  # stored once, counted once
+    allow(keeping, max_adapter_bytes=1)
+    keeping.publish(tensors, name="same")  # nothing new: no quota is asked
+    allow(keeping, max_adapter_bytes=2 * size)
     publish(keeping)
     with pytest.raises(PermissionDenied, match=str(2 * size)):
         publish(keeping)
