@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,31 @@ def test_a_body_over_the_limit(service: Service) -> None:
     with service.client("globex") as client:
         answer = client.post("/v1/chat/completions", content=b" " * (5 << 20))
     _error(answer, 413)
+
+
+@pytest.mark.parametrize("session", [b"caf\xe9", "caf\u00e9".encode(), b"\xff\xfe"])
+def test_a_session_may_have_any_bytes(service: Service, session: bytes) -> None:
+    """Ray's proxy would answer 500 to what isn't UTF-8."""
+    with service.client("globex") as client:
+        headers = {b"x-session-id": session}
+        answer = client.post("/v1/chat/completions", json=GOOD, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_upload_over_the_limit_is_refused_before_it_is_sent(service: Service) -> None:
+    """A terabyte is announced; the answer comes through Ray's proxy while none of it has."""
+    with service.client("admin") as admin:
+        key = admin.headers["authorization"]
+    head = (
+        f"POST /v1/adapters HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1099511627776\r\n\r\n"
+    )
+    with socket.create_connection(
+        ("127.0.0.1", int(service.url.rsplit(":", 1)[1])), timeout=60
+    ) as client:
+        client.sendall(head.encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"publish.max_upload_bytes" in answer
 
 
 # Adapters ---------------------------------------------------------------------------------------
