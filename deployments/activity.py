@@ -38,7 +38,6 @@ class Activity:
         self._seen.update(dict.fromkeys((*self._loads, *tokens), self._number))
         for tenant in [t for t, seen in self._seen.items() if seen <= self._number - KEPT]:
             del self._seen[tenant]
-            self._usage.pop(tenant, None)
 
     def tenants(self) -> list[dict[str, Any]]:
         """Plain values. tokens: prompt tokens computed and output, since the core's start."""

@@ -173,6 +173,9 @@ def test_tenants_are_shown_a_while_after_their_last_request() -> None:
     for _ in range(KEPT - 1):
         assert "b" in heard((busy,))
     assert heard((busy,)) == {"a"}
+    # Back in the queue, it has not lost what it had: nothing would be known of its rate.
+    heard((TenantLoad("b", 1.0, 0, 1, 0.0),))
+    assert {t["id"]: t["tokens"] for t in activity.tenants()}["b"] == 13
 
 
 def test_an_adapters_bytes_alone_make_no_tenant_busy() -> None:
