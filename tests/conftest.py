@@ -91,9 +91,11 @@ def free_port() -> Callable[[], int]:
 
 @dataclass(frozen=True)
 class RayLocal:
-    """A Ray of this test session with Serve started on it. `url` is Serve's proxy."""
+    """A Ray of this test session with Serve started on it. `url` is Serve's proxy; at `metrics`
+    (host:port) Prometheus finds the node's."""
 
     url: str
+    metrics: str
 
 
 @pytest.fixture(scope="session")
@@ -102,10 +104,18 @@ def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
     import ray  # noqa: PLC0415
     from ray import serve  # noqa: PLC0415
 
-    port = free_port()
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="serve")
+    port, metrics = free_port(), free_port()
+    ray.init(
+        "local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="serve",
+        _metrics_export_port=metrics,
+        _system_config={"metrics_report_interval_ms": 1000},
+    )
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    yield RayLocal(url=f"http://127.0.0.1:{port}")
+    yield RayLocal(url=f"http://127.0.0.1:{port}", metrics=f"127.0.0.1:{metrics}")
     serve.shutdown()
     ray.shutdown()
 

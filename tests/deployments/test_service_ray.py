@@ -25,11 +25,15 @@ from typer.testing import CliRunner
 from deployments import cli
 from deployments.app import build
 from deployments.registry import open_registry
+from deployments.telemetry import instruments as i
+from deployments.telemetry.boards import boards
+from deployments.telemetry.queries import Queries
 from deployments.tenants import Tenants
 from engine.model.spec import BackboneSpec
 from tests.support.ingress import bearer, error_of, write_model
 from tests.support.otlp_receiver import receiving
 from tests.support.peft_folders import BASE_NAME, lora_tensors, write_adapter
+from tests.support.prometheus import scraping
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 HELLO = [{"role": "user", "content": "hi"}]
@@ -86,7 +90,12 @@ def url(ray_local, home, admin_key, collector):
         },
         "ingress": {"num_replicas": 2},
         "router": {"stats_period_s": 0.25},
-        "telemetry": {"otlp_endpoint": collector.url, "trace_ratio": 0.0, "export_s": 0.25},
+        "telemetry": {
+            "otlp_endpoint": collector.url,
+            "trace_ratio": 0.0,
+            "export_s": 0.25,
+            "rank_s": 2,
+        },
         "gate": {"min_requests": 20},
     }
     serve.run(build(values), name="service", route_prefix="/")
@@ -389,6 +398,59 @@ def test_retiring_now_ends_what_runs(http, loraplex, home):
     error = json.loads(rest[-1].removeprefix("data: "))["error"]
     assert error["code"] == "adapter_retired" and len(rest) < 3000
     assert http.post("/v1/completions", json=body).status_code == 404
+
+
+def test_prometheus_scrapes_the_service_and_every_panel_has_data(
+    ray_local, url, keys, loraplex, home, project, free_port, tmp_path, collector
+):
+    """What Prometheus says of requests, tokens and placements is what was sent, and what a
+    collector is told."""
+    torch.manual_seed(11)
+    for name in ("cold1", "cold2"):
+        write_adapter(home / "import" / name, lora_tensors(BackboneSpec.load(home / "model")))
+        loraplex("adapters", "publish", f"t1/{name}", name)
+    with scraping([ray_local.metrics], tmp_path, project, free_port()) as prometheus:
+
+        def total(of, where="", part=""):
+            name = f"ray_{of.prometheus}{part}"
+            found = prometheus.query(f"sum({name}{{{where}}})")
+            return float(found[0]["value"][1]) if found else 0.0
+
+        prometheus.wait(lambda: total(i.QUEUE_REQUESTS, 'state="running"') == 0.0, 30)
+        time.sleep(4.0)  # whatever was sent before has been told by now
+        counts = {
+            "answers": lambda: total(i.REQUESTS, 'status="200"'),
+            "first tokens": lambda: total(i.TENANT_FIRST_TOKEN, 'le="+Inf"', "_bucket"),
+            "completion": lambda: total(i.TOKENS, 'type="completion"'),
+            "placements": lambda: total(i.PLACEMENTS),
+            "rows": lambda: total(i.TENANT_QUEUE, part="_count"),
+        }
+        before = {name: count() for name, count in counts.items()}
+        models = ["org/tiny", "t1/one", "two", "cold1", "cold2"]
+        sent = [*models * 4, "org/tiny"]
+        for number, model in enumerate(sent):
+            tenant = "t2" if number == len(sent) - 1 else "t1"
+            body = {"model": model, "prompt": "a", "max_tokens": 5}
+            answer = httpx.post(
+                f"{url}/v1/completions", json=body, headers=bearer(keys[tenant]), timeout=60
+            )
+            assert answer.status_code == 200
+            time.sleep(0.2)
+        expected = dict.fromkeys(counts, len(sent)) | {"completion": 5 * len(sent)}
+        deadline = time.monotonic() + 30
+        while (grown := {n: count() - before[n] for n, count in counts.items()}) != expected:
+            assert time.monotonic() < deadline, grown
+            time.sleep(0.5)
+        answers = counts["answers"]()
+        collector.wait(lambda: collector.counted(i.REQUESTS.name, status="200") == answers)
+        silent = []
+        for board in boards(Queries("ray_", range="40s")):
+            for panel in board.panels:
+                for legend, query in panel.lines:
+                    result = prometheus.query(re.sub(r"\$(tenant|adapter)", ".*", query))
+                    if not any(row["value"][1] != "NaN" for row in result):
+                        silent.append((board.uid, panel.title, legend, query))
+        assert not silent
 
 
 @pytest.mark.parametrize("victim", ["replica", "core"])

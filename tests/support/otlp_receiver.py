@@ -1,4 +1,4 @@
-"""A real receiver of OTLP over HTTP, for tests: keeps the spans that it is sent."""
+"""A real receiver of OTLP over HTTP, for tests: keeps the spans and metrics that it is sent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -35,14 +38,24 @@ class Received:
 
 @dataclass
 class Receiver:
-    """url: the collector's, as `telemetry.otlp_endpoint` takes it."""
+    """url: the collector's, as `telemetry.otlp_endpoint` takes it. metrics: the latest of each
+    name from each process."""
 
     url: str = ""
     spans: list[Received] = field(default_factory=list)
+    metrics: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def of(self, trace_id: str) -> dict[str, Received]:
         """Those of a trace, by name; the last of each."""
         return {span.name: span for span in self.spans if span.trace_id == trace_id}
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A counter's sum over all processes and over all points with these labels."""
+        total = 0.0
+        for (_, told), metric in list(self.metrics.items()):
+            points = metric.sum.data_points if told == name else ()
+            total += sum(p.as_double for p in points if labels.items() <= _of(p).items())
+        return total
 
     def wait(self, done: Callable[[], bool], within_s: float = 30.0) -> None:
         deadline = time.monotonic() + within_s
@@ -56,6 +69,12 @@ class Receiver:
             for scope in resource.scope_spans:
                 self.spans += [_received(service, span) for span in scope.spans]
 
+    def take_metrics(self, body: bytes) -> None:
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            process = _values(resource.resource.attributes)["service.instance.id"]
+            for scope in resource.scope_metrics:
+                self.metrics |= {(process, metric.name): metric for metric in scope.metrics}
+
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
@@ -68,6 +87,8 @@ def receiving() -> Iterator[Receiver]:
                 body = gzip.decompress(body)
             if self.path == "/v1/traces":
                 receiver.take(body)
+            if self.path == "/v1/metrics":
+                receiver.take_metrics(body)
             answer = ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")
@@ -102,6 +123,10 @@ def _received(service: str, span: Any) -> Received:
         events=tuple((event.name, event.time_unix_nano) for event in span.events),
         is_error=span.status.code == span.status.STATUS_CODE_ERROR,
     )
+
+
+def _of(point: Any) -> dict[str, Any]:
+    return _values(point.attributes)
 
 
 def _values(attributes: Any) -> dict[str, Any]:
