@@ -80,7 +80,7 @@ class Answer:
     def take(self, data: bytes, now_s: float) -> None:
         """One event. Raises Failed for an error, and for what is no chunk of a completion."""
         try:
-            chunk = json.loads(data)
+            chunk = json.loads(data.decode())  # of bytes, json guesses the encoding first: slow
             if error := chunk.get("error"):
                 raise Failed(f"stream {_code(error)}", str(error.get("message", "")))
             self.usage = chunk.get("usage") or self.usage
