@@ -20,13 +20,12 @@ from deployments.registry.alias import (
     is_digest,
 )
 from deployments.registry.records import adapter_key, known_fields
+from deployments.registry.retention import retained
 from deployments.registry.upgrade import ADAPTER_VERSION
 from deployments.registry.version_record import Condemned, VersionRecord
 from engine.errors import Conflict, InvalidRequest, NotFound
 from engine.types import AdapterRef
 
-COLLECTED = "keep_versions"
-"""Who retired a version that nothing named any more."""
 MAX_ALIASES = 32
 MAX_CONDEMNED = 1000
 
@@ -228,25 +227,19 @@ class AdapterRecord:
 
     def collected(self, keep: int, at_s: float) -> AdapterRecord:
         """At most `keep` live versions besides those that an alias stands for or would go back to,
-        `keep` tombstones and MAX_CONDEMNED digests, the newest of each.
+        and as many tombstones (`retention.retained`).
 
-        Raises Conflict where more would have to wait for the sweep.
+        Raises Conflict where more than MAX_CONDEMNED would have to wait for the sweep.
         """
-        named = self.named()
-        spare = [v.ref.digest for v in self.versions if v.live and v.ref.digest not in named]
-        old = set(spare[: max(0, len(spare) - keep)])
-        versions = [v.buried(at_s, COLLECTED) if v.ref.digest in old else v for v in self.versions]
-        dead = sorted((v for v in versions if not v.live), key=lambda v: v.buried_s)
-        gone = dead[: max(0, len(dead) - keep)]
-        condemned = (*self.condemned, *(Condemned(v.ref.digest, v.buried_s) for v in gone))
+        versions, gone = retained(self.versions, self.named(), keep, at_s)
+        condemned = (*self.condemned, *gone)
         if len(condemned) > MAX_CONDEMNED:
             raise Conflict(
                 f"{len(condemned)} old versions of {self.model} wait to be removed. Run `loraplex"
                 " store sweep`, or publish it less often.",
                 code="too_many_versions",
             )
-        kept = tuple(v for v in versions if v not in gone)
-        return replace(self, versions=kept, condemned=condemned)
+        return replace(self, versions=versions, condemned=condemned)
 
     def swept(self, digests: frozenset[str]) -> AdapterRecord:
         """The objects of these are removed: what is condemned among them is forgotten."""

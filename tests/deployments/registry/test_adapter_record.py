@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.registry.adapter_record import (
-    COLLECTED,
     MAX_CONDEMNED,
     AdapterRecord,
 )
 from deployments.registry.alias import Alias, check_alias, is_selector, position
+from deployments.registry.retention import COLLECTED
 from deployments.registry.upgrade import upgraded
 from deployments.registry.version_record import Condemned, Probe, VersionRecord
 from engine.errors import Conflict, InvalidRequest, LoraplexError, NotFound
