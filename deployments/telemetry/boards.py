@@ -52,6 +52,23 @@ def tenant(q: Queries) -> Board:
             "A second.",
         ),
         Panel(
+            "Device time",
+            "percentunit",
+            (("{{tenant}}", q.rate(i.TENANT_DEVICE, "tenant", TENANT)),),
+            "Of one device, by what its steps computed for whom.",
+        ),
+        Panel(
+            "Adapters loaded",
+            "Bps",
+            (("{{tenant}}", q.rate(i.TENANT_LOADED, "tenant", TENANT)),),
+        ),
+        Panel(
+            "Adapters' room",
+            "bytes",
+            (("{{tenant}} {{tier}}", q.rate(i.TENANT_RESIDENT, "tenant, tier", TENANT)),),
+            "Bytes that were held on average.",
+        ),
+        Panel(
             "Not let in",
             "reqps",
             (("{{tenant}} {{code}}", seldom(q.rate(i.REFUSALS, "tenant, code", TENANT))),),

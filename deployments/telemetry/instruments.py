@@ -252,6 +252,22 @@ QUARANTINES = _counter(
     "Versions refused for a while since their output was not finite time and again.",
 )
 
+# What tenants use, as /v1/usage has it ------------------------------------------------------------
+TENANT_DEVICE = _counter(
+    _R, "tenant.device_time", "s", "Device time of steps, divided between their rows.", "tenant"
+)
+TENANT_LOADED = _counter(
+    _R, "tenant.loaded", "By", "Bytes of adapters that came into host memory.", "tenant"
+)
+TENANT_RESIDENT = _counter(
+    _R,
+    "tenant.resident",
+    "By.s",
+    "Bytes of adapters times the time that they had room there (host, device).",
+    "tenant",
+    "tier",
+)
+
 # The arena ----------------------------------------------------------------------------------------
 ARENA = _gauge(
     _R,

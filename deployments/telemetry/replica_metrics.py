@@ -14,6 +14,7 @@ from deployments.telemetry.metering import Metering, adapter_name, metering
 from deployments.telemetry.section import TelemetrySection
 from engine.adapters.residency import ResidencyTable
 from engine.messages import CoreStats, Measures, Output, Ready
+from engine.usage import TenantUsage
 
 
 class Restarts(Protocol):
@@ -51,6 +52,7 @@ class ReplicaMetrics(NoMetrics):
         self._restarts = restarts
         self._wall = wall
         self._page_bytes = 0
+        self._used: dict[str, TenantUsage] = {}
         self._running: asyncio.Task[None] | None = None
         metering.readers.append(self._read)
 
@@ -101,6 +103,18 @@ class ReplicaMetrics(NoMetrics):
         put(i.QUEUE_REQUESTS, stats.num_waiting - stats.num_warming, "ready")
         for tier, num in stats.arrivals:
             put(i.ARRIVALS, num, tier)
+        for used in stats.usage:
+            self._usage(used)
+
+    def _usage(self, now: TenantUsage) -> None:
+        """What is new counts under the label that the tenant has now."""
+        before = self._used.get(now.tenant, TenantUsage(now.tenant))
+        self._used[now.tenant] = now
+        label, add = self._metering.tenants.label(now.tenant), self._tally.add
+        add(i.TENANT_DEVICE, now.device_s - before.device_s, label)
+        add(i.TENANT_LOADED, now.loaded_bytes - before.loaded_bytes, label)
+        add(i.TENANT_RESIDENT, now.host_byte_s - before.host_byte_s, label, "host")
+        add(i.TENANT_RESIDENT, now.device_byte_s - before.device_byte_s, label, "device")
 
     def _measures(self, told: Measures, stats: CoreStats) -> None:
         put, put_counts = self._tally.set, self._tally.set_counts
