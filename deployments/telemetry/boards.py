@@ -51,23 +51,7 @@ def tenant(q: Queries) -> Board:
             (("{{tenant}} {{type}}", q.rate(i.TOKENS, "tenant, type", TENANT)),),
             "A second.",
         ),
-        Panel(
-            "Device time",
-            "percentunit",
-            (("{{tenant}}", q.rate(i.TENANT_DEVICE, "tenant", TENANT)),),
-            "Of one device, by what its steps computed for whom.",
-        ),
-        Panel(
-            "Adapters loaded",
-            "Bps",
-            (("{{tenant}}", q.rate(i.TENANT_LOADED, "tenant", TENANT)),),
-        ),
-        Panel(
-            "Adapters' room",
-            "bytes",
-            (("{{tenant}} {{tier}}", q.rate(i.TENANT_RESIDENT, "tenant, tier", TENANT)),),
-            "Bytes that were held on average.",
-        ),
+        *_used(q),
         Panel(
             "Not let in",
             "reqps",
@@ -93,6 +77,29 @@ def tenant(q: Queries) -> Board:
         ),
     )
     return Board("tenant", "loraplex / tenant", panels, (("tenant", i.REQUESTS),))
+
+
+def _used(q: Queries) -> tuple[Panel, ...]:
+    """What tenants use of the replicas."""
+    return (
+        Panel(
+            "Device time",
+            "percentunit",
+            (("{{tenant}}", q.rate(i.TENANT_DEVICE, "tenant", TENANT)),),
+            "Of one device, by what its steps computed for whom.",
+        ),
+        Panel(
+            "Adapters loaded",
+            "Bps",
+            (("{{tenant}}", q.rate(i.TENANT_LOADED, "tenant", TENANT)),),
+        ),
+        Panel(
+            "Adapters' room",
+            "bytes",
+            (("{{tenant}} {{tier}}", q.rate(i.TENANT_RESIDENT, "tenant, tier", TENANT)),),
+            "Bytes that were held on average.",
+        ),
+    )
 
 
 def engine(q: Queries) -> Board:
