@@ -45,12 +45,6 @@ def tenant(q: Queries) -> Board:
             (by(0.5, i.TENANT_QUEUE), by(0.99, i.TENANT_QUEUE)),
             "From arrival to a row: waiting for the adapter and for the tenant's turn.",
         ),
-        Panel(
-            "Tokens",
-            "short",
-            (("{{tenant}} {{type}}", q.rate(i.TOKENS, "tenant, type", TENANT)),),
-            "A second.",
-        ),
         *_used(q),
         Panel(
             "Not let in",
@@ -82,6 +76,12 @@ def tenant(q: Queries) -> Board:
 def _used(q: Queries) -> tuple[Panel, ...]:
     """What tenants use of the replicas."""
     return (
+        Panel(
+            "Tokens",
+            "short",
+            (("{{tenant}} {{type}}", q.rate(i.TOKENS, "tenant, type", TENANT)),),
+            "A second.",
+        ),
         Panel(
             "Device time",
             "percentunit",
