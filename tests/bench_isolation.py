@@ -114,7 +114,9 @@ class Bench:
         )
         place, before = self._place, self._usage()
         experiment = Experiment(plan, place, Endpoint(place.url), (), False, DRAIN_S, SLO)
-        perform(experiment, self._out / name, Console(stderr=True, quiet=True))
+        perform(
+            experiment, self._out / name, Console(stderr=True, quiet=not self._console.is_terminal)
+        )
         time.sleep(3.0)  # counters come once a second, and are gathered every two
         after = self._usage()
         used = {
