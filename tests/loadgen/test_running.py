@@ -21,6 +21,8 @@ from loadgen.workloads.arrival import Arrival, Schedule
 from tests.support.stream_server import serving
 
 FIRST_S, GAP_S = 0.05, 0.02
+TICK_S = 0.002
+"""uvloop's timers know whole milliseconds: what is due may go, or end, so much early."""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +73,8 @@ def test_a_good_answer(url: str) -> None:
     assert (outcome.status, outcome.model) == ("ok", "m/fine")
     assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.counted) == (11, 5, "usage")
     assert len(outcome.chunk_s) == 5 and outcome.chunk_chars == (5,) * 5
-    assert outcome.first_s == outcome.chunk_s[0] >= FIRST_S
-    assert outcome.end_s >= outcome.chunk_s[-1] >= FIRST_S + 4 * GAP_S - 0.002
+    assert outcome.first_s == outcome.chunk_s[0] >= FIRST_S - TICK_S
+    assert outcome.end_s >= outcome.chunk_s[-1] >= FIRST_S + 4 * GAP_S - TICK_S
     assert [tokens for _, tokens in outcome.served()] == [1] * 5
 
 
@@ -94,7 +96,7 @@ def test_nobody_there() -> None:
 def test_a_timeout(url: str) -> None:
     outcome = only(run(url, [arrival("fine", tokens=5000)], timeout_s=0.5))
     assert outcome.status == "timeout" and outcome.completion_tokens < 5000
-    assert outcome.end_s >= 0.5
+    assert outcome.end_s >= 0.5 - TICK_S
 
 
 def test_arrivals_never_wait_for_answers(url: str) -> None:
@@ -110,14 +112,14 @@ def test_latencies_are_from_when_a_request_was_due(url: str) -> None:
     held: list[float] = []
 
     async def hold(runner: Runner) -> None:
-        while runner.tally.num_ended == 0:
+        while runner.tally.num_sent == 0:
             await asyncio.sleep(0.01)
         held.append(runner.now_s())
         time.sleep(0.4)
         held.append(runner.now_s())
 
     async def held_up() -> Result:
-        arrivals = [arrival("fine", round(0.05 * i, 6), tokens=1) for i in range(24)]
+        arrivals = [arrival("fine", round(0.05 * i, 6), tokens=1) for i in range(40)]
         binding = Binding({("t", "fine"): Target("", "m/fine")})
         runner = Runner(schedule(arrivals), binding, Endpoint(url), time.monotonic)
         holding = asyncio.create_task(hold(runner))
@@ -131,8 +133,8 @@ def test_latencies_are_from_when_a_request_was_due(url: str) -> None:
     due_in_it = [o for o in outcomes if begin < o.due_s < end]
     assert len(due_in_it) >= 4
     for outcome in due_in_it:
-        assert outcome.lag_s >= end - outcome.due_s - 1e-4
-        assert outcome.first_s is not None and outcome.first_s >= outcome.lag_s + FIRST_S - 0.002
+        assert outcome.lag_s >= end - outcome.due_s - TICK_S
+        assert outcome.first_s is not None and outcome.first_s >= outcome.lag_s + FIRST_S - TICK_S
 
 
 def test_stopping_early_keeps_what_was_seen(url: str) -> None:
@@ -158,7 +160,7 @@ def test_faults_run_at_their_time(url: str, tmp_path: Path) -> None:
     result = run(url, [arrival("fine", tokens=200)], faults=faults)
     good, bad, cut = (next(f for f in result.faults if f.command == a.command) for a in faults)
     assert (bad.exit_code, good.exit_code, good.output) == (3, 0, "done\n")
-    assert bad.at_s >= 0.1 and good.at_s >= 0.2
+    assert bad.at_s >= 0.1 - TICK_S and good.at_s >= 0.2 - TICK_S
     assert file.exists()
     assert cut.exit_code is None and "still ran when the run ended" in cut.output
     with pytest.raises(FaultError, match="SECONDS:COMMAND"):
