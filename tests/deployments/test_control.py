@@ -105,7 +105,7 @@ async def test_the_operator_may_vouch_for_a_key(config, folder):
 async def test_an_error_is_a_plain_value(control, folder, call, status):
     answer = await call(control)
     assert answer["error"]["status"] == status
-    assert set(answer["error"]) == {"status", "code", "message", "param", "retry_after_s"}
+    assert set(answer["error"]) == {"status", "code", "message", "param", "retry_after_s", "public"}
     json.dumps(answer)
 
 

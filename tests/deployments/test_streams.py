@@ -95,6 +95,7 @@ def test_error_ends_the_stream() -> None:
             "code": "adapter_unavailable",
             "message": "gone",
             "retry_after_s": 2.0,
+            "public": None,
         },
     }
     assert target.done
