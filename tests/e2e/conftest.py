@@ -29,6 +29,7 @@ def service(
     service.stop()
 
 
+@pytest.hookimpl(trylast=True)  # a test's own fixtures may still ask the service
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The service's memory and processors are given back before the next folder's tests."""
     last = nextitem is None or HERE not in nextitem.path.parents
