@@ -455,8 +455,9 @@ def test_prometheus_scrapes_the_service_and_every_panel_has_data(
 
 @pytest.mark.parametrize("victim", ["replica", "core"])
 def test_a_lost_replica_ends_its_streams_with_an_error_and_is_replaced(
-    http, client, url, admin_key, victim
+    http, client, url, admin_key, victim, collector
 ):
+    losses = collector.counted(i.LOSSES.name)
     wait_for(lambda: len(replicas(url, admin_key)) == 2, 60)
     body = {"model": "t1/one", "prompt": "a", "max_tokens": 4000, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
@@ -470,6 +471,7 @@ def test_a_lost_replica_ends_its_streams_with_an_error_and_is_replaced(
         "replica_lost",
         "core_lost",
     )
+    collector.wait(lambda: collector.counted(i.LOSSES.name) > losses)
     answer = client.completions.create(model="t1/one", prompt="a", max_tokens=3)
     assert counted(answer.choices[0].text) == [1001, 1002, 1003]
     wait_for(lambda: not any(_alive(pid) for pid in pids.values()), 10)
