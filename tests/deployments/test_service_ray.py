@@ -46,7 +46,7 @@ def home(tmp_path_factory):
     write_model(home / "model", num_tokens=8192, context=CONTEXT)
     spec = BackboneSpec.load(home / "model")
     torch.manual_seed(0)
-    for name in ("one", "two", "cold", "lost"):
+    for name in ("one", "two", "cold", "lost", "pinned", "hinted"):
         write_adapter(home / "import" / name, lora_tensors(spec))
     return home
 
@@ -219,6 +219,42 @@ def test_residency_shows(loraplex, client):
     assert view["status"] == "resident"
     assert "device" in {p["tier"] for p in view["replicas"]}
     assert {p["slot"] for p in view["replicas"]} <= {0, 1}
+
+
+def places(loraplex, model):
+    """{slot: tier} of its current version."""
+    return {p["slot"]: p["tier"] for p in loraplex("adapters", "show", model)["replicas"]}
+
+
+def test_a_pin_reaches_every_replica_without_a_request(loraplex, keys, url, admin_key):
+    key = "t1/" + loraplex("adapters", "publish", "t1/pinned", "pinned")["version"]
+
+    def pinned():
+        return [key in r["residency"]["pinned"] for r in replicas(url, admin_key)]
+
+    loraplex("adapters", "pin", "t1/pinned", "--replicas", "all")
+    wait_for(lambda: pinned() == [True, True], within_s=30)
+    wait_for(lambda: places(loraplex, "t1/pinned") == {0: "device", 1: "device"}, within_s=30)
+    loraplex("adapters", "unpin", "t1/pinned")
+    wait_for(lambda: pinned() == [False, False], within_s=30)
+
+
+def test_a_near_full_owner_s_overflow_is_told_ahead(loraplex, http, url, admin_key):
+    """Near its bound, 8 of 32 rows, the router tells the next replica before it sends anything
+    there."""
+    loraplex("adapters", "publish", "t1/hinted", "hinted")
+    body = {"model": "t1/hinted", "prompt": "a", "max_tokens": 2000, "stream": True}
+    begun = []  # who lets go of its lines ends its stream
+    with contextlib.ExitStack() as streams:
+        for _ in range(8):
+            stream = streams.enter_context(http.stream("POST", "/v1/completions", json=body))
+            begun.append(stream.iter_lines())
+            next(begun[-1])
+            time.sleep(0.5)  # until the routers of both ingresses know
+            if len(places(loraplex, "t1/hinted")) == 2:
+                break
+        wait_for(lambda: places(loraplex, "t1/hinted") == {0: "device", 1: "device"}, within_s=30)
+        assert min(r["stats"]["num_running"] for r in replicas(url, admin_key)) == 0
 
 
 def test_errors_pass_through_ray(http, loraplex):
