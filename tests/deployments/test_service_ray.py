@@ -452,6 +452,10 @@ def test_prometheus_scrapes_the_service_and_every_panel_has_data(
             found = prometheus.query(f"sum({name}{{{where}}})")
             return float(found[0]["value"][1]) if found else 0.0
 
+        # What is not scraped yet sums up to nothing, too.
+        prometheus.wait(
+            lambda: total(i.REQUESTS) > 0.0 and total(i.TENANT_QUEUE, part="_count"), 30
+        )
         prometheus.wait(lambda: total(i.QUEUE_REQUESTS, 'state="running"') == 0.0, 30)
         time.sleep(4.0)  # whatever was sent before has been told by now
         counts = {
