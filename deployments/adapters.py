@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from deployments.control.sidecars import Sidecars
 from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import CANARY, PRODUCTION
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.sidecars import Sidecars
 from engine.adapters.digest import digest
 from engine.adapters.store import (
     CONFIG,

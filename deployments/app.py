@@ -19,7 +19,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig, ConfigError, load
 from deployments.config_sections import ReplicaSection
-from deployments.handles import RayControl, RayReplicas
 from deployments.hosts import (
     check_here,
     check_hosts,
@@ -28,9 +27,10 @@ from deployments.hosts import (
     num_nodes,
     serve_instance,
 )
-from deployments.ingress import Parts, create_app
+from deployments.ingress.handles import RayControl, RayReplicas
+from deployments.ingress.ingress import Parts, create_app
 from deployments.registry import open_registry
-from deployments.replica import Replica
+from deployments.replica.replica import Replica
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request
 from deployments.telemetry.metering import metering
@@ -86,7 +86,7 @@ class ControlHost:
     """Control, imported where it runs: nothing else here needs torch."""
 
     def __init__(self, config: AppConfig, home: str, replicas: DeploymentHandle[Any]) -> None:
-        from deployments.control import Control  # noqa: PLC0415
+        from deployments.control.control import Control  # noqa: PLC0415
 
         log_as_json("control", about_request)
         check_here(home, node_here)

@@ -32,9 +32,9 @@ from deployments.gate import GateSection
 from deployments.model_folder import number_of, weight_bytes
 from deployments.pin_budget import PinsSection
 from deployments.registry.redis_url import RedisSettings, with_credentials
-from deployments.replica_config import ReplicaConfig
+from deployments.replica.replica_config import ReplicaConfig
+from deployments.rest.wording import problems
 from deployments.telemetry.section import TelemetrySection
-from deployments.wording import problems
 from engine.config import (
     Device,
     Dtype,

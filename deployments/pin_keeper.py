@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.catalog import Catalog
-from deployments.generation import Model
+from deployments.ingress.catalog import Catalog
+from deployments.ingress.generation import Model
 from deployments.pins import Pins
 from deployments.tier_orders import SlotPin, pins_order
 from engine.errors import LoraplexError, NotFound, Unavailable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deployments.openai_protocol import ChatBody, CompletionBody, parse
+from deployments.ingress.serving import Serving
 from deployments.registry.version_record import Probe, VersionRecord
-from deployments.serving import Serving
+from deployments.rest.openai_protocol import ChatBody, CompletionBody, parse
 from engine.errors import AdapterRejected, InvalidRequest, LoraplexError
 from engine.types import Tenant
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deployments.auth import RandomBytes, key_hint, new_key
+from deployments.ingress.auth import RandomBytes, key_hint, new_key
 from deployments.registry.records import (
     KEYS,
     SUSPENDED,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.generation import Model
+from deployments.ingress.generation import Model
 from deployments.tier_orders import retry_order
 from engine.errors import Unavailable
 from engine.types import AdapterRef

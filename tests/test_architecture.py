@@ -49,8 +49,8 @@ WITHOUT_TORCH = (
     "engine.messages",
     "router.request_router",
     "deployments.app",
-    "deployments.ingress",
-    "deployments.replica",
+    "deployments.ingress.ingress",
+    "deployments.replica.replica",
 )
 STANDARD_LIBRARY_ALONE = ("engine.types", "engine.errors", "engine.config", "engine.messages")
 
@@ -59,7 +59,7 @@ S3_LIBRARIES = {"boto3", "botocore", "urllib3"}
 ENVIRONMENT_READERS = {"deployments.config"}
 ENVIRONMENT_PASSED_ON = {
     "deployments.bench.__main__": "the environment of a measurement's own Ray",
-    "deployments.children": "the environment of core and loader",
+    "deployments.replica.children": "the environment of core and loader",
     "deployments.quickstart.service": "the environment of `serve run`",
 }
 """May copy the environment whole into a child's, `{**os.environ, ...}`, and look at nothing."""

@@ -85,7 +85,7 @@ def make_tenant(config: AppConfig, max_concurrent: int) -> str:
 
 async def publish_adapters(folder: Path, config: AppConfig, count: int) -> list[AdapterRef]:
     """`count` random adapters of rank 8 on q and v of every layer, 1.8 MB each."""
-    from deployments.control import Control  # noqa: PLC0415  torch, which others here must not have
+    from deployments.control.control import Control  # noqa: PLC0415  torch, which others here must not have
 
     random = np.random.default_rng(0)
     control = Control(config)

@@ -22,8 +22,8 @@ from random import Random
 from typing import Any
 
 from deployments.bench import fixture
-from deployments.replica import Replica
-from deployments.replica_config import ReplicaConfig
+from deployments.replica.replica import Replica
+from deployments.replica.replica_config import ReplicaConfig
 from engine.messages import Output
 from engine.types import AdapterRef, Request, Tenant
 

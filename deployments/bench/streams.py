@@ -29,8 +29,8 @@ from ray import serve
 from deployments.app import compose
 from deployments.bench import fixture
 from deployments.config import AppConfig
-from deployments.replica import Replica
-from deployments.replica_config import ReplicaConfig
+from deployments.replica.replica import Replica
+from deployments.replica.replica_config import ReplicaConfig
 from engine.messages import Output
 
 APP = "bench"

@@ -152,7 +152,7 @@ def _prepare(config: AppConfig, console: Console) -> Mapping[str, str]:
     if missing := missing_adapters(registry, base_revision(config.base.path)):
         with console.status("publishing the adapters"):
             # Here, because it brings torch: a second start does without.
-            from deployments.control import Control  # noqa: PLC0415
+            from deployments.control.control import Control  # noqa: PLC0415
 
             # Here on the CPU, whatever serves: what is checked is the same on every device.
             here = config.model_copy(update={"import_root": ADAPTERS_FOLDER}).placed(num_gpus=0)

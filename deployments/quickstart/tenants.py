@@ -22,7 +22,7 @@ PUBLISHED_BY = "quickstart"
 
 
 class Control(Protocol):
-    """Of `deployments.control.Control`."""
+    """Of `deployments.control.control.Control`."""
 
     async def publish(self, tenant: str, name: str, folder: str, by: str) -> dict[str, Any]: ...
 

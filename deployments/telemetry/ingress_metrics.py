@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from deployments.catalog import Catalog
+from deployments.ingress.catalog import Catalog
 from deployments.telemetry import instruments as i
 from deployments.telemetry.metering import Metering
 from router.placement import Reason

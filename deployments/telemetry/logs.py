@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from deployments.answers import Event
+from deployments.rest.answers import Event
 from engine.log_lines import fields
 
 logger = logging.getLogger("loraplex.content")

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol
 
-from deployments.answers import Event
-from deployments.edge import ClientGone
+from deployments.rest.answers import Event
+from deployments.rest.edge import ClientGone
 from deployments.telemetry import instruments as i
 from deployments.telemetry.metering import Metering, adapter_name
 from engine.errors import CoreLost, ErrorInfo, LoraplexError, ReplicaLost

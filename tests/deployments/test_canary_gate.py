@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from deployments.adapters import Adapters
-from deployments.canary_lines import canary_lines
+from deployments.command_line.canary_lines import canary_lines
+from deployments.control.gatekeeper import Gatekeeper
 from deployments.gate import GateSection
-from deployments.gatekeeper import Gatekeeper
+from deployments.ingress.trials import failure
 from deployments.registry.adapter_record import AdapterRecord
-from deployments.trials import failure
 from engine.errors import (
     AdapterRejected,
     AdapterUnavailable,

@@ -18,7 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from deployments import cli
+from deployments.command_line import cli
 from deployments.ray_settings import RAY_SETTINGS
 from deployments.registry import open_registry
 from deployments.tenants import Tenants

@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import pytest
 
-from deployments.answers import error_of as raised
-from deployments.control import Control
+from deployments.control.control import Control
 from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
+from deployments.rest.answers import error_of as raised
 from engine.adapters.store import CONFIG, TENSORS
 from engine.model.spec import BackboneSpec
 from tests.support.ingress import InProcess, World, bearer, error_of

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from deployments.ingress import create_app
+from deployments.ingress.ingress import create_app
 from engine.errors import ReplicaLost
 from tests.support.ingress import LocalServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress import create_app
+from deployments.ingress.ingress import create_app
 from deployments.registry.records import SELF_PUBLISH
 from tests.support.ingress import InProcess, World, bearer, error_of
 

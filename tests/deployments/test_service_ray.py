@@ -22,8 +22,8 @@ import torch
 from ray import serve
 from typer.testing import CliRunner
 
-from deployments import cli
 from deployments.app import build
+from deployments.command_line import cli
 from deployments.registry import open_registry
 from deployments.telemetry import instruments as i
 from deployments.telemetry.boards import boards

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from deployments.ingress import create_app
+from deployments.ingress.ingress import create_app
 from engine.adapters.store import TENSORS
 from loadgen.client.roster import Roster
 from loadgen.client.runner import Result, Runner, session

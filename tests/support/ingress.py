@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from deployments.adapters import Adapters
 from deployments.config import AppConfig, load
-from deployments.gatekeeper import Gatekeeper
-from deployments.ingress import Parts, create_app
+from deployments.control.gatekeeper import Gatekeeper
+from deployments.ingress.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.adapters import Adapters
-from deployments.gatekeeper import Gatekeeper
+from deployments.control.gatekeeper import Gatekeeper
+from deployments.control.token_book import TokenBook
+from deployments.control.usage_ledger import UsageLedger
 from deployments.orders import Order
 from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.token_book import TokenBook
-from deployments.usage_ledger import UsageLedger
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import LoraplexError
 from engine.types import AdapterRef

@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from deployments.adapters import Adapters
-from deployments.claims import Claims
-from deployments.import_folder import ImportFolder
-from deployments.judge import Judge, PublishPolicy, ServedBase
+from deployments.control.claims import Claims
+from deployments.control.import_folder import ImportFolder
+from deployments.control.judge import Judge, PublishPolicy, ServedBase
+from deployments.control.publisher import Publisher
+from deployments.control.sources import Sources
+from deployments.control.sweep import Sweep
 from deployments.orders import Order, Source
 from deployments.placing import Placing
-from deployments.publisher import Publisher
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.sqlite import SqliteRegistry
-from deployments.sources import Sources
-from deployments.sweep import Sweep
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.folder_store import FolderStore
 from engine.adapters.store import ObjectStore

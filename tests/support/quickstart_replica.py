@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from deployments.catalog import Catalog
-from deployments.chat_template import ChatTemplate
 from deployments.config import AppConfig, load
+from deployments.ingress.catalog import Catalog
+from deployments.ingress.chat_template import ChatTemplate
+from deployments.ingress.tokenising import Tokeniser
 from deployments.registry import open_registry
-from deployments.replica import Replica
-from deployments.replica_config import ReplicaConfig
-from deployments.tokenising import Tokeniser
+from deployments.replica.replica import Replica
+from deployments.replica.replica_config import ReplicaConfig
 from engine.model.revision import base_revision
 from engine.model.spec import BackboneSpec
 from engine.types import AdapterRef, Request, SamplingParams, Tenant

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.replica_config import ReplicaConfig
+from deployments.replica.replica_config import ReplicaConfig
 from engine.config import EngineConfig, MemoryConfig, ModelConfig, ScheduleConfig, StoreConfig
 from engine.types import AdapterRef, Request, Tenant
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 
-from deployments.answers import Event
+from deployments.rest.answers import Event
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.request_metrics import RequestMetrics
 from deployments.telemetry.section import TelemetrySection

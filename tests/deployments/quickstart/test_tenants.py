@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.auth import key_hint
+from deployments.ingress.auth import key_hint
 from deployments.quickstart.tenants import (
     ADAPTERS_FOLDER,
     ADMIN,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.catalog import Catalog
+from deployments.ingress.catalog import Catalog
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import adapter_key

@@ -9,7 +9,7 @@ import stat
 import pytest
 from typer.testing import CliRunner
 
-from deployments.cli import app
+from deployments.command_line.cli import app
 from deployments.config import ConfigError, load
 from deployments.hosts import check_here, check_hosts, home_node
 from deployments.registry import open_registry

@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from deployments.directory import Directory
+from deployments.ingress.directory import Directory
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import Alias

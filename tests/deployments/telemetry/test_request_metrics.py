@@ -10,7 +10,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.resources import Resource
 
-from deployments.ingress import _sources
+from deployments.ingress.ingress import _sources
 from deployments.registry.records import TenantRecord
 from deployments.telemetry import instruments as i
 from deployments.telemetry.ingress_metrics import read_router

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deployments.answers import Event
-from deployments.replica import Replica
+from deployments.replica.replica import Replica
+from deployments.rest.answers import Event
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.section import TelemetrySection
 from deployments.telemetry.tracing import tracing

@@ -1,0 +1,98 @@
+"""Control's side of the canary gate: adds up what ingresses count, and rolls back what is worse.
+
+Counts live in memory. An ingress tells all of its own each time, so after a restart of control they
+are there again within a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from deployments.adapters import Adapters
+from deployments.gate import GateSection, State, Verdict, decide, view
+from deployments.ingress.trials import TRIALS_VERSION
+from deployments.registry.alias import CANARY
+from deployments.trial_counts import Sides, Trial
+from engine.errors import Conflict, InvalidRequest, NotFound
+
+logger = logging.getLogger(__name__)
+KEPT_S = 600.0
+"""How long a trial is remembered that nobody tells of."""
+
+
+@dataclass(slots=True)
+class _Book:
+    """told: by the epoch of the ingress. ended: its canary is none any more."""
+
+    trial: Trial
+    told: dict[str, Sides] = field(default_factory=dict)
+    heard_s: float = 0.0
+    verdict: Verdict | None = None
+    ended: bool = False
+
+
+class Gatekeeper:
+    """One thread at a time; `observe` blocks on the registry where it rolls back."""
+
+    def __init__(self, gate: GateSection, adapters: Adapters, clock: Callable[[], float]) -> None:
+        """clock: seconds."""
+        self._gate, self._adapters, self._clock = gate, adapters, clock
+        self._books: dict[str, _Book] = {}
+
+    def observe(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """An ingress's counts (`Trials.report`); the models whose canary it ended. Raises
+        InvalidRequest for what can't be read, Unavailable where the registry isn't there."""
+        epoch, told = _read(report)
+        now = self._clock()
+        self._books = {m: b for m, b in self._books.items() if now - b.heard_s < KEPT_S}
+        ended = []
+        for trial, sides in told:
+            book = self._books.get(trial.model)
+            if book is None or book.trial != trial:
+                book = self._books[trial.model] = _Book(trial)
+            book.told[epoch] = sides
+            book.heard_s = now
+            if not book.ended:
+                book.verdict = decide(Sides.total(book.told.values()), self._gate)
+                if book.verdict.state is State.WORSE:
+                    if self._roll_back(trial, book.verdict.why):
+                        ended.append(trial.model)
+                    book.ended = True
+        return {"ended": ended}
+
+    def trial(self, model: str) -> dict[str, Any]:
+        """{"trial": what is known of the model's trial, or None}."""
+        book = self._books.get(model)
+        if book is None or book.verdict is None:
+            return {"trial": None}
+        sides = Sides.total(book.told.values())
+        return {
+            "trial": {**asdict(book.trial), **asdict(book.verdict), **view(sides, self._gate)},
+        }
+
+    def _roll_back(self, trial: Trial, why: str) -> bool:
+        """Whether its canary was one still."""
+        tenant, _, name = trial.model.partition("/")
+        try:
+            self._adapters.roll_back(
+                tenant, name, CANARY, expect=trial.canary, why=f"canary gate: {why}"
+            )
+        except (Conflict, NotFound) as error:  # somebody was faster
+            logger.info("canary gate: %s", error.message)
+            return False
+        canary = trial.canary[:12]
+        logger.warning("canary gate rolled %s of %s back: %s", canary, trial.model, why)
+        return True
+
+
+def _read(report: Mapping[str, Any]) -> tuple[str, list[tuple[Trial, Sides]]]:
+    if report.get("v") != TRIALS_VERSION:
+        raise InvalidRequest(f"Report version {report.get('v')} is not {TRIALS_VERSION}.")
+    try:
+        told = [(Trial(**t["trial"]), Sides.from_wire(t["sides"])) for t in report["trials"]]
+        return str(report["epoch"]), told
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"The report can't be read: {error!r}.") from None

@@ -1,0 +1,1 @@
+"""`loraplex doctor`: what would stop a start or a publish, and the remedy."""

@@ -1,0 +1,1 @@
+"""What an ingress knows and does, behind its endpoints."""

@@ -1,0 +1,298 @@
+"""What the OpenAI endpoints do, without HTTP: a caller and a body in, a job at the replicas out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deployments.ingress.auth import Caller
+from deployments.ingress.catalog import Catalog, unknown_model
+from deployments.ingress.chat_template import ChatTemplate
+from deployments.ingress.expansion import ModelLimits, expand
+from deployments.ingress.generation import Generation, Model
+from deployments.ingress.hints import Hints
+from deployments.ingress.job import Job
+from deployments.ingress.token_limits import TokenLimits
+from deployments.ingress.tokenising import Tokeniser
+from deployments.ingress.trials import Trials
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.rest.answers import Answer, AnswerHead
+from deployments.rest.openai_protocol import ChatBody, CompletionBody
+from deployments.telemetry.logs import ContentLog
+from deployments.telemetry.request_metrics import RequestMetrics, begin
+from deployments.telemetry.tracing import RequestTrace, untraced
+from engine.errors import InvalidRequest, Unavailable
+from engine.types import AdapterRef, Tenant
+from router.admission import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelFacts:
+    """What answers say of the base. created: Unix seconds."""
+
+    name: str
+    revision: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Clocks and random numbers. wall: Unix seconds; monotonic: seconds; bits: random n-bit ints;
+    word: an unguessable word of a request id."""
+
+    wall: Callable[[], float]
+    monotonic: Callable[[], float]
+    bits: Callable[[int], int]
+    word: Callable[[], str]
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """Everything between an authenticated body and a handle call.
+
+    timeout_s      from a request's arrival to its last token
+    max_choices    sequences of one client request: prompts x n
+    max_in_flight  client requests at once
+    metrics        None: nothing is counted
+    """
+
+    catalog: Catalog
+    template: ChatTemplate
+    tokeniser: Tokeniser
+    replicas: Model
+    admission: Admission
+    trials: Trials
+    tokens: TokenLimits
+    base: BaseModelFacts
+    limits: ModelLimits
+    sources: Sources
+    timeout_s: float
+    max_choices: int
+    max_in_flight: int
+    metrics: RequestMetrics | None = None
+    _in_flight: int = field(default=0, init=False)
+    _hints: Hints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._hints = Hints(self.sources.monotonic)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of this process's places for client requests. Raises Unavailable when all are
+        taken."""
+        if self._in_flight >= self.max_in_flight:
+            raise Unavailable(
+                f"This ingress has {self._in_flight} requests in progress and takes no more."
+                " Try again shortly.",
+                code="overloaded",
+                retry_after_s=1.0,
+            )
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    @asynccontextmanager
+    async def job(
+        self,
+        request_id: str,
+        caller: Caller,
+        body: ChatBody | CompletionBody,
+        session: str = "",
+        trace: RequestTrace | None = None,
+    ) -> AsyncIterator[Job]:
+        """A client request, let in until the context ends. session: what the client calls its own,
+        "" for what the body says.
+
+        Admission comes before template and tokens, whose cost falls on every tenant. Raises
+        NotFound, InvalidRequest, PermissionDenied, TooManyRequests, Unavailable.
+        """
+        trace = trace or untraced(request_id)
+        with begin(self.metrics, caller.tenant) as meter:
+            trace.identify(caller.as_tenant().id)
+            with trace.step("resolve"):
+                ref, tenant = await self._resolve(body.model, caller, session or body.session)
+            trace.identify(tenant.id, ref)
+            num = self._num_sequences(body)
+            meter.resolved(ref, body.num_choices)
+            with self.place(), self.admission.admit(tenant, num) as ticket:
+                trace.event("admitted")
+                if ref is not None and self._hints.see(ref.key):
+                    self.replicas.hint(ref, tenant)
+                watch = None if ref is None else self.trials.watch(body.model, tenant.id, ref)
+                generation = await self._generation(trace, body, tenant, ref, self.timeout_s)
+                generation = replace(generation, meter=meter)
+                with trace.step("quota"):
+                    num_prompt = generation.num_prompt // body.num_choices
+                    tokens = await self.tokens.admit(tenant, num_prompt)
+                answer = Answer(self._head(request_id, ref, body), num)
+                content = ContentLog(body.asked()) if caller.log_content else None
+                try:
+                    yield Job(generation, answer, ticket, tokens, watch, content)
+                finally:
+                    tokens.end()
+
+    async def answer_as(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        ref: AdapterRef,
+        body: ChatBody | CompletionBody,
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        """The whole answer of the version `ref`, whatever names stand for: nobody's request, so it
+        takes a place of this process but none of the tenant's. Raises as `job`."""
+        with self.place():
+            trace = untraced(request_id)
+            generation = await self._generation(trace, body, tenant, ref, timeout_s)
+            answer = Answer(self._head(request_id, ref, body), self._num_sequences(body))
+            async with aclosing(generation.events()) as batches:
+                async for batch in batches:
+                    answer.add(batch)
+            return answer.whole()
+
+    async def _generation(
+        self,
+        trace: RequestTrace,
+        body: ChatBody | CompletionBody,
+        tenant: Tenant,
+        ref: AdapterRef | None,
+        timeout_s: float,
+    ) -> Generation:
+        requests = expand(
+            body,
+            await self._tokens(body, trace),
+            tenant=tenant,
+            ref=ref,
+            limits=self.limits,
+            draw_seed=lambda: self.sources.bits(64),
+            request_id=trace.about["request_id"],
+        )
+        return Generation(
+            model=self.replicas,
+            requests=requests,
+            ref=ref,
+            timeout_s=timeout_s,
+            clock=self.sources.monotonic,
+            nonce=self.sources.word,
+            trace=trace,
+        )
+
+    def models(self, caller: Caller) -> list[dict[str, Any]]:
+        """The base, then the caller's adapters (an admin's: all)."""
+        tenant = None if caller.tenant is None else caller.tenant.id
+        found = ((r, r.ref) for r in self.catalog.adapters(tenant))
+        return [self._base_model(), *(self._adapter_model(r, v) for r, v in found if v is not None)]
+
+    async def model(self, name: str, caller: Caller) -> dict[str, Any]:
+        """Raises NotFound, in the words for every unknown model."""
+        if name == self.base.name:
+            return self._base_model()
+        tenant = caller.as_tenant()
+        ref = await self.catalog.resolve(name, tenant.id)
+        record = self.catalog.adapter(tenant.id, ref.name)
+        if record is None:
+            raise unknown_model(name)
+        return {**self._adapter_model(record, ref), "id": name}
+
+    async def ready(self, timeout_s: float) -> int:
+        """How many replicas can answer. Raises Unavailable when none can."""
+        num = sum(1 for s in await self.replicas.statuses(timeout_s) if s.get("ready"))
+        if num == 0:
+            raise Unavailable("No replica can answer yet.", code="not_ready", retry_after_s=1.0)
+        return num
+
+    async def _resolve(
+        self, model: str, caller: Caller, session: str
+    ) -> tuple[AdapterRef | None, Tenant]:
+        """The base's name is matched first, whole: hub names contain slashes."""
+        tenant = caller.as_tenant()
+        if model == self.base.name:
+            return None, tenant
+        ref = await self.catalog.resolve(model, tenant.id, session)
+        if ref.base_revision != self.base.revision:
+            raise Unavailable(
+                f"The model '{model[:200]}' was published for another revision of the base than"
+                " the one that is served. Publish it again.",
+                code="base_mismatch",
+            )
+        return ref, tenant
+
+    def _num_sequences(self, body: ChatBody | CompletionBody) -> int:
+        num = body.num_prompts * body.num_choices
+        if num > self.max_choices:
+            raise InvalidRequest(
+                f"{body.num_prompts} prompts x n={body.num_choices} are more than"
+                f" {self.max_choices} sequences in one request. Split it.",
+                param="n" if body.num_choices > 1 else "prompt",
+            )
+        return num
+
+    async def _tokens(
+        self, body: ChatBody | CompletionBody, trace: RequestTrace
+    ) -> list[tuple[int, ...]]:
+        """Of each prompt."""
+        if isinstance(body, ChatBody):
+            with trace.step("template"):
+                text = self.template.render(body.chat(), body.chat_template_kwargs)
+            self._check_length(text, "messages")
+            with trace.step("tokenise"):
+                return await self.tokeniser.encode([text], special_tokens=False)
+        prompts = body.prompts()
+        texts = [p for p in prompts if isinstance(p, str)]
+        for text in texts:
+            self._check_length(text, "prompt")
+        with trace.step("tokenise"):
+            encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
+        return [next(encoded) if isinstance(p, str) else p for p in prompts]
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuses a hopeless text before its tokens are counted, which would take long."""
+        if len(text) > self.limits.max_model_len * self.tokeniser.max_chars_per_token:
+            raise InvalidRequest(
+                f"The prompt has {len(text)} characters, which this model's context of"
+                f" {self.limits.max_model_len} tokens can't hold. Shorten it.",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def _head(
+        self, request_id: str, ref: AdapterRef | None, body: ChatBody | CompletionBody
+    ) -> AnswerHead:
+        is_chat = isinstance(body, ChatBody)
+        return AnswerHead(
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}",
+            created=int(self.sources.wall()),
+            model=body.model,
+            fingerprint=self._fingerprint(ref),
+            chat=is_chat,
+            num_choices=body.num_choices,
+            with_usage=bool(body.stream) and body.wants_usage_chunk,
+        )
+
+    def _fingerprint(self, ref: AdapterRef | None) -> str:
+        return f"fp_{(self.base.revision if ref is None else ref.digest)[:12]}"
+
+    def _base_model(self) -> dict[str, Any]:
+        return {
+            "id": self.base.name,
+            "object": "model",
+            "created": self.base.created,
+            "owned_by": "loraplex",
+            "parent": None,
+            "root": self.base.name,
+        }
+
+    def _adapter_model(self, record: AdapterRecord, ref: AdapterRef) -> dict[str, Any]:
+        version = record.version(ref.digest)
+        return {
+            "id": record.model,
+            "object": "model",
+            "created": 0 if version is None else int(version.published_s),
+            "owned_by": record.tenant,
+            "parent": self.base.name,
+            "root": f"{record.model}@{ref.digest[:12]}",
+        }

@@ -1,0 +1,1 @@
+"""The REST endpoints: HTTP on one side, values on the other."""

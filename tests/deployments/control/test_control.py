@@ -1,0 +1,131 @@
+"""The control deployment answers with records, or with an error as a plain value."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from deployments.config import load
+from deployments.control.control import Control, max_adapter_bytes
+from deployments.registry import open_registry
+from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
+from deployments.registry.registry import ABSENT
+from engine.model.spec import BackboneSpec
+from tests.support.peft_folders import (
+    BASE_NAME,
+    lora_tensors,
+    peft_config,
+    write_adapter,
+    write_base,
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_base(tmp_path / "base")
+    (tmp_path / "imports").mkdir()
+    config = load(
+        {
+            "data_dir": str(tmp_path / "data"),
+            "base": {"path": str(tmp_path / "base"), "name": BASE_NAME, "accepts": ["alias"]},
+            "import_root": str(tmp_path / "imports"),
+            "replica": {
+                "dtype": "float32",
+                "threads": 1,
+                "memory": {"arena_bytes": 1 << 20, "host_bytes": 1 << 20},
+            },
+        },
+        environ={},
+    )
+    registry = open_registry(config.registry_url)
+    for tenant in ("acme", "beta"):
+        record = TenantRecord(tenant)
+        registry.put(record.key, record.to_value(), ABSENT)
+    registry.close()
+    return config
+
+
+@pytest.fixture
+def control(config):
+    control = Control(config, clock=lambda: 50.0)
+    yield control
+    control.close()
+
+
+@pytest.fixture
+def folder(config):
+    spec = BackboneSpec.load(config.base.path)
+    write_adapter(config.import_root / "bot", lora_tensors(spec))
+    write_adapter(
+        config.import_root / "alias",
+        lora_tensors(spec),
+        peft_config(base_model_name_or_path="alias"),
+    )
+    return "bot"
+
+
+async def test_an_adapter_s_life(control, folder):
+    answer = await control.publish(tenant="acme", name="bot", folder=folder, by="admin")
+    assert json.loads(json.dumps(answer)) == answer
+    record = AdapterRecord.from_value(answer)
+    assert record.status == "published" and record.ref.name == "bot"
+    assert record.versions[0].published_s == 50.0
+    swept = await control.sweep()
+    assert swept["removed"] == () and swept["unfinished"] == 0
+
+
+async def test_the_config_s_names_of_the_base_are_accepted(control, folder):
+    answer = await control.publish("acme", "bot", "alias", "admin")
+    assert answer["versions"][0]["asserted_by"] is None
+
+
+async def test_the_operator_may_vouch_for_a_key(config, folder):
+    spec = BackboneSpec.load(config.base.path)
+    newer = peft_config(brand_new={"x": 1})
+    write_adapter(config.import_root / "newer", lora_tensors(spec), newer)
+    for allowed, key in ((frozenset({"brand_new"}), "versions"), (frozenset(), "error")):
+        control = Control(config.model_copy(update={"allowed_adapter_keys": allowed}))
+        assert key in await control.publish("acme", "bot", "newer", "admin")
+        control.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (lambda c: c.publish("acme", "bot", "../data", "admin"), 400),
+        (lambda c: c.publish("acme", "bot", "nothing", "admin"), 404),
+        (lambda c: c.publish("nobody", "bot", "bot", "admin"), 404),
+        (lambda c: c.publish("acme", "BOT", "bot", "admin"), 400),
+        (lambda c: c.publish("acme", "bot", "bot", "admin", base="other"), 400),
+    ],
+)
+async def test_an_error_is_a_plain_value(control, folder, call, status):
+    answer = await call(control)
+    assert answer["error"]["status"] == status
+    assert set(answer["error"]) == {"status", "code", "message", "param", "retry_after_s", "public"}
+    json.dumps(answer)
+
+
+# C-CONTROLLER-BLOCK
+async def test_a_bad_adapter_holds_up_no_other(control, config, folder):
+    """C-CONTROLLER-BLOCK."""
+    spec = BackboneSpec.load(config.base.path)
+    write_adapter(config.import_root / "bad", lora_tensors(spec, 8))
+    calls = [
+        control.publish("acme", name, source, "admin")
+        for name, source in (("bad", "bad"), ("good1", "bot"), ("good2", "bot"))
+    ]
+    bad, *good = await asyncio.gather(*calls)
+    assert bad["error"]["status"] == 422
+    assert all("production" in answer["aliases"] for answer in good)
+
+
+def test_room_for_an_adapter_is_the_arena_less_its_reserve_within_host_memory(config):
+    engine = config.engine_config()
+    spec = BackboneSpec.load(config.base.path)
+    page = spec.kv_bytes_per_token(4) * engine.memory.page_tokens
+    pages = (1 << 20) // page - 1 - engine.model.max_model_len // engine.memory.page_tokens
+    assert max_adapter_bytes(engine, spec, 4) == pages * page < 1 << 20

@@ -1,0 +1,172 @@
+"""What tenants have used: gathered from replicas, kept over their deaths and control's, shown to
+whom it concerns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.control.usage_keeper import UsageKeeper
+from deployments.control.usage_ledger import FIELDS, GONE_S, USAGE, UsageLedger
+from deployments.registry import open_registry
+from deployments.registry.registry import Registry
+from deployments.replica.books import Books
+from engine.errors import InvalidRequest, Unavailable
+from engine.messages import CoreStats
+from engine.usage import TenantUsage
+from tests.support.ingress import InProcess, World, bearer, error_of
+from tests.support.virtual import VirtualClock
+
+NOTHING = CoreStats(*[0] * 16)  # type: ignore[arg-type]
+
+
+class Fleet:
+    """Replicas of which nothing is real but their books. `whole`: what all lives have told."""
+
+    def __init__(self, num: int) -> None:
+        self.num_lives = 0
+        self.away = False
+        self.whole: dict[str, int] = {}
+        self._tokens: list[dict[str, int]] = [{} for _ in range(num)]
+        self.books = [self._life() for _ in range(num)]
+
+    def _life(self) -> Books:
+        self.num_lives += 1
+        return Books(f"life-{self.num_lives}")
+
+    def serve(self, slot: int, tenant: str, num_tokens: int) -> None:
+        mine = self._tokens[slot]
+        mine[tenant] = mine.get(tenant, 0) + num_tokens
+        self.whole[tenant] = self.whole.get(tenant, 0) + num_tokens
+        used = TenantUsage(tenant, output_tokens=mine[tenant], device_s=mine[tenant] / 100)
+        fields = {name: getattr(NOTHING, name) for name in CoreStats.__dataclass_fields__}
+        self.books[slot].heard(CoreStats(**{**fields, "usage": (used,)}))
+
+    def restart(self, slot: int) -> None:
+        self.books[slot] = self._life()
+        self._tokens[slot] = {}
+
+    async def tell(
+        self, method: str, order: Mapping[str, Any], timeout_s: float
+    ) -> list[Mapping[str, Any]]:
+        assert method == "gather_usage"
+        if self.away:
+            raise Unavailable("away")
+        return [book.usage(order) for book in self.books]
+
+
+def keeper(fleet: Fleet, registry: Registry, clock: VirtualClock) -> UsageKeeper:
+    return UsageKeeper(fleet, registry, clock)  # type: ignore[arg-type]
+
+
+async def totals(kept: UsageKeeper) -> dict[str, int]:
+    found = await kept.usage(None, "", 1000)
+    return {used["tenant"]: used["output_tokens"] for used in found["data"]}
+
+
+async def test_counts_outlive_replicas_and_control(tmp_path: Path) -> None:
+    """Random service, deaths and silences; only control's death with a replica's may lose any."""
+    rng, clock, fleet = random.Random(4), VirtualClock(), Fleet(3)
+    registry = open_registry(f"sqlite://{tmp_path}/registry.db")
+    kept = keeper(fleet, registry, clock)
+    before: dict[str, int] = {}
+    for turn in range(120):
+        clock.sleep(rng.choice([1.0, 30.0, GONE_S]))
+        for _ in range(5):
+            fleet.serve(rng.randrange(3), rng.choice("abc"), rng.randint(1, 50))
+        fleet.away = rng.random() < 0.2
+        if not fleet.away:
+            assert await totals(kept) == fleet.whole
+        else:
+            now = await totals(kept)
+            assert all(now.get(tenant, 0) >= num for tenant, num in before.items())
+        if not fleet.away and rng.random() < 0.3:
+            fleet.restart(rng.randrange(3))
+        if rng.random() < 0.5:
+            await kept.save()
+        if turn % 10 == 9:
+            fleet.away = False
+            before = await totals(kept)
+            await kept.save()
+            kept.close()
+            kept = keeper(fleet, registry, clock)
+            assert await totals(kept) == before == fleet.whole
+    assert len(registry.list(USAGE).entries) < fleet.num_lives, "old lives are added up"
+    kept.close()
+    registry.close()
+
+
+def test_only_what_has_changed_is_told_and_twice_is_once() -> None:
+    fleet, ledger = Fleet(1), UsageLedger()
+    fleet.serve(0, "a", 5)
+    fleet.serve(0, "b", 7)
+    first = fleet.books[0].usage(ledger.order())
+    assert set(first["usage"]) == {"a", "b"}
+    ledger.read([first], 0.0)
+    ledger.read([first], 0.0)
+    fleet.serve(0, "b", 1)
+    second = fleet.books[0].usage(ledger.order())
+    assert set(second["usage"]) == {"b"}
+    ledger.read([second], 0.0)
+    ledger.read([first], 0.0)  # late
+    assert ledger.total("a")["output_tokens"] == 5 and ledger.total("b")["output_tokens"] == 8
+    assert ledger.total("b")["device_s"] == pytest.approx(0.08)
+    assert set(ledger.total("nobody").values()) == {0}
+
+
+def test_cut_off_between_the_two_writes_of_folding_nothing_counts_twice() -> None:
+    fleet, ledger = Fleet(2), UsageLedger()
+    for slot in (0, 1):
+        fleet.serve(slot, "a", 5)
+        ledger.read([fleet.books[slot].usage(ledger.order())], 0.0)
+    records: dict[str, Mapping[str, Any]] = dict(ledger.unsaved())
+    ledger.read([fleet.books[1].usage(ledger.order())], 0.0)
+    folded = ledger.fold(GONE_S + 1.0)
+    assert folded is not None and folded[1] == [USAGE + "life-1"]
+    records[USAGE + "past"] = folded[0]
+    again = UsageLedger()
+    assert again.load(records.items()) == folded[1]
+    assert again.total("a")["output_tokens"] == 10
+    again.read([fleet.books[0].usage(again.order())], 0.0)
+    assert again.total("a")["output_tokens"] == 10, "it is in the past"
+
+
+def test_an_order_of_another_release_is_refused() -> None:
+    for order in ({"v": 2, "since": {}}, {"v": 1}):
+        with pytest.raises(InvalidRequest):
+            Books("life").usage(order)
+
+
+async def test_a_tenant_sees_its_own_and_an_admin_everybodys(tmp_path: Path) -> None:
+    world = World.build(tmp_path)
+    admin, fleet = bearer(world.keys["admin"]), Fleet(1)
+    for tenant, num in (("t1", 5), ("t2", 7)):
+        fleet.serve(0, tenant, num)
+    world.control.ledger.read([fleet.books[0].usage(world.control.ledger.order())], 0.0)
+    async with InProcess(world) as client:
+        for query in ("", "?tenant=t1", "?tenant=t1&limit=1"):
+            body = (await client.get(f"/v1/usage{query}")).json()
+            (mine,) = body["data"]
+            assert set(mine) == {"object", "tenant", *FIELDS}
+            assert (mine["tenant"], mine["output_tokens"]) == ("t1", 5)
+        whole = (await client.get("/v1/usage", headers=admin)).json()
+        assert [(u["tenant"], u["output_tokens"]) for u in whole["data"]] == [("t1", 5), ("t2", 7)]
+        first = (await client.get("/v1/usage?limit=1", headers=admin)).json()
+        assert first["has_more"] and first["last"] == "t1"
+        rest = (await client.get("/v1/usage?limit=1&after=t1", headers=admin)).json()
+        assert not rest["has_more"] and rest["data"][0]["tenant"] == "t2"
+        one = (await client.get("/v1/usage?tenant=t2", headers=admin)).json()
+        assert [u["output_tokens"] for u in one["data"]] == [7]
+        others = error_of(await client.get("/v1/usage?tenant=t2"), 404)
+        unknown = error_of(await client.get("/v1/usage?tenant=t9"), 404)
+        assert others["message"] == unknown["message"].replace("t9", "t2")
+        error_of(await client.get("/v1/usage?tenant=t9", headers=admin), 404)
+        wrong = error_of(await client.get("/v1/usage?tennant=t1"), 400)
+        assert wrong["param"] == "tennant"
+        world.control.away = Unavailable("Control is away.")
+        error_of(await client.get("/v1/usage"), 503)
+        error_of(await client.get("/v1/usage", headers={"authorization": ""}), 401)

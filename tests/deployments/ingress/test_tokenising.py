@@ -1,0 +1,69 @@
+"""Texts become the ids that the tokenizer library gives, long ones from another thread."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer
+
+from deployments.ingress.tokenising import Tokeniser
+from engine.errors import LoraplexError
+from tests.support.ingress import write_model
+
+
+class Counting(ThreadPoolExecutor):
+    submitted = 0
+
+    def submit(self, *args, **kwargs):
+        self.submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("length", "threaded"), [(0, 0), (10, 0), (11, 1), (5000, 1)])
+async def test_long_texts_leave_the_loop(tmp_path, length, threaded):
+    folder = write_model(tmp_path)
+    with Counting(1) as executor:
+        tokeniser = Tokeniser.load(folder, executor=executor, inline_chars=10)
+        text = ("é漢x " * length)[:length]
+        expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+        assert await tokeniser.encode([text], special_tokens=True) == [tuple(expected)]
+        assert executor.submitted == threaded
+
+
+async def test_many_short_texts_count_together(tmp_path):
+    with Counting(1) as executor:
+        tokeniser = Tokeniser.load(write_model(tmp_path), executor=executor, inline_chars=10)
+        assert len(await tokeniser.encode(["abcde", "abcde"], special_tokens=False)) == 2
+        assert executor.submitted == 0
+        assert len(await tokeniser.encode(["abcde", "abcdef"], special_tokens=False)) == 2
+        assert executor.submitted == 1
+
+
+async def test_the_loop_turns_while_a_long_text_is_tokenised(tmp_path):
+    with ThreadPoolExecutor(1) as executor:
+        tokeniser = Tokeniser.load(write_model(tmp_path), executor=executor, inline_chars=10)
+        task = asyncio.create_task(tokeniser.encode(["a word " * 40_000], special_tokens=False))
+        turns = [time.perf_counter()]
+        while not task.done():
+            await asyncio.sleep(0)
+            turns.append(time.perf_counter())
+        assert len((await task)[0]) == 280_000
+        longest = max(after - before for before, after in pairwise(turns))
+        assert longest < (turns[-1] - turns[0]) / 2
+
+
+async def test_truncation_and_padding_of_the_file_are_off(tmp_path):
+    path = write_model(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(path))
+    tokeniser = Tokeniser.load(tmp_path)
+    assert list(map(len, await tokeniser.encode(["hello"], special_tokens=True))) == [5]
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(LoraplexError, match="tokenizer.json"):
+        Tokeniser.load(tmp_path)
