@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-$(shell cat requirements.lock pyproject.toml | sha256sum | cut -c1-16)
 # Several processes share the cores: a thread that waits must not spin.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m
-SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --no-loadscope-reorder
 
 ISOLATION ?=
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,13 +38,25 @@ settings.load_profile("suite")
 os.environ.update(s3_server.ENVIRONMENT)
 
 
+def runs_ray(nodeid: str) -> bool:
+    return nodeid.startswith("tests/e2e/") or "_ray.py::" in nodeid
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares a server that takes long to start runs in one process, and starts first: all of
-    Ray, else a file at a time. For pytest-xdist's `loadgroup`."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::", 1)[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    """What takes longest starts first, for whoever runs the rest beside it."""
+    items.sort(key=lambda item: not runs_ray(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process takes a file at a time, so that its servers start once; and one has all of Ray."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415
+
+    class OneRay(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "ray" if runs_ray(nodeid) else nodeid.split("::", 1)[0]
+
+    return OneRay(config, log)
 
 
 @pytest.fixture(autouse=True)
