@@ -14,6 +14,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
@@ -133,7 +134,7 @@ class AdapterRouter(RequestRouter):
         try:
             self._rebuild()
         except Exception:
-            logger.exception("could not rebuild the ring; the old one stays")
+            _tell(logger.exception, "could not rebuild the ring; the old one stays")
         self._by_id = {id_.unique_id: replica for id_, replica in self._replicas.items()}
         self._loads.set_members(
             {id_: cap for id_, cap in self._fleet.caps.items() if id_ in self._by_id}
@@ -145,7 +146,8 @@ class AdapterRouter(RequestRouter):
         policy = self._options.policy(fleet.rows)
         if fleet.slots.keys() != self._fleet.slots.keys():
             self._ring = Ring(fleet.slots, vnodes=self._options.vnodes, previous=self._ring)
-            logger.info("ring of %d slots, %s", len(self._ring), ", ".join(self._ring.slots[:16]))
+            slots = ", ".join(self._ring.slots[:16])
+            _tell(logger.info, "ring of %d slots, %s", len(self._ring), slots)
         self._fleet, self._policy = fleet, policy
 
     # Loads ------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class AdapterRouter(RequestRouter):
             self._prepare(placement.spare, pending_request)
         if self._clock() - self._last_report >= self._options.report_s:
             self._last_report = self._clock()
-            logger.info("%s", self.counters)
+            _tell(logger.info, "%s", self.counters)
         return self._by_id[placement.replica]
 
     def _prepare(self, spare: str, pending_request: PendingRequest) -> None:
@@ -291,6 +293,12 @@ class AdapterRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         replica = self._pick(pending_request)
         return [candidate_replicas if replica is None else [replica]]
+
+
+def _tell(write: Callable[..., None], message: str, *args: object) -> None:
+    """A log line of the router as a whole. It runs where a request does, and the line must not have
+    that one's ids."""
+    Context().run(write, message, *args)
 
 
 def _describe(replica: RunningReplica) -> Member:

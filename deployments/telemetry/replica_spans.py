@@ -102,12 +102,14 @@ class ReplicaSpans:
         assert ref is not None
         start_s = min(wait.start_s, journey.began_s or wait.start_s)
         end_s = journey.resident_s or wait.end_s
+        own, num_others = _displaced(journey, request.tenant.id)
         told = {
             "loraplex.adapter": ref.ring_key,
             "loraplex.version": ref.digest,
             "loraplex.load_id": journey.load_id,
             "loraplex.from": _origin(journey),
-            "loraplex.displaced": journey.displaced,
+            "loraplex.displaced": own,
+            "loraplex.displaced_others": num_others,
             "loraplex.begun_before": journey.began_s > 0 and journey.began_s < wait.start_s,
         }
         way = self._tracing.child(queue, "adapter", (start_s, end_s), told)
@@ -151,6 +153,13 @@ def _origin(journey: Journey) -> str:
     if journey.load_id < 0:
         return "host"
     return "disk" if journey.from_disk else "store"
+
+
+def _displaced(journey: Journey, tenant: str) -> tuple[list[str], int]:
+    """The tenant's own versions that left the device for this one, and how many others did: a trace
+    is shown to its tenant, whom the names of the others' versions don't concern."""
+    own = [key for key in journey.displaced if key.startswith(f"{tenant}/")]
+    return own, len(journey.displaced) - len(own)
 
 
 def _stages(start_s: float, journey: Journey) -> list[tuple[str, float, float]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,6 +14,8 @@ from ray.exceptions import ActorUnavailableError
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
 from ray.serve.request_router import PendingRequest, ReplicaID
 
+from deployments.telemetry.logs import about_request, begin_request
+from engine.log_lines import JsonLines
 from router.placement import Reason
 from router.request_router import AdapterRouter
 
@@ -315,6 +320,26 @@ async def test_counters_are_logged_as_often_as_asked(caplog) -> None:
         fleet.router.counters.placed.clear()
         await fleet.send("t/a")
     assert "placed: owner 1; waited 0" in caplog.text
+
+
+async def test_a_line_of_the_router_as_a_whole_has_no_request_s_ids() -> None:
+    """Ray may run the router in the requests' own tasks."""
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonLines("ingress", about_request))
+    logger = logging.getLogger("loraplex.router")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    begin_request("req-1")
+    try:
+        fleet = Harness(2, report_s=0.0)
+        await fleet.send("t/a")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert {line["message"].split()[0] for line in told} == {"ring", "placed:"}
+    assert not any("request_id" in line for line in told)
 
 
 async def test_where_a_spill_is_near_the_next_replica_is_told_to_bring_the_adapter_nearer() -> None:
