@@ -69,6 +69,7 @@ class Job:
             usage = self.answer.usage()
             trace.used(usage["prompt_tokens"], usage["completion_tokens"])
         except LoraplexError as error:
+            self._tokens.failed(error)
             trace.fail(error.code, error.message)
             raise
         finally:

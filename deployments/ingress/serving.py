@@ -130,10 +130,7 @@ class Serving:
                     tokens = await self.tokens.admit(tenant, num_prompt)
                 answer = Answer(self._head(request_id, ref, body), num)
                 content = ContentLog(body.asked()) if caller.log_content else None
-                try:
-                    yield Job(generation, answer, ticket, tokens, watch, content)
-                finally:
-                    tokens.end()
+                yield Job(generation, answer, ticket, tokens, watch, content)
 
     async def answer_as(
         self,

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from deployments.control.token_book import TOKENS_VERSION
-from engine.errors import InvalidRequest, LoraplexError, TooManyRequests
+from engine.errors import (
+    AdapterRejected,
+    InvalidRequest,
+    LoraplexError,
+    TooManyRequests,
+    Unavailable,
+)
 from engine.types import Tenant
 from router.token_bucket import MINUTE_S, TokenBucket
 
@@ -25,6 +31,10 @@ SETTLE_S = 0.5
 TIMEOUT_S = 1.0
 AWAY_S = 1.0
 """How long control isn't asked again after it couldn't be reached."""
+NOT_BEGUN = frozenset({Unavailable.status, InvalidRequest.status, AdapterRejected.status})
+"""The service failed, or a replica refused the request before it computed anything. Neither that
+its client goes nor that its adapter is retired is among them: a tenant could have prompts read for
+nothing by that."""
 
 
 class Lender(Protocol):
@@ -45,10 +55,12 @@ class TokenTicket:
         self._num_prompt = 0
         self._limits.use(self._tenant, num_tokens)
 
-    def end(self) -> None:
-        """It is over; where it produced nothing, its prompt is given back."""
-        num_tokens, self._num_prompt = self._num_prompt, 0
-        self._limits.use(self._tenant, -num_tokens)
+    def failed(self, error: LoraplexError) -> None:
+        """It ended so. Where that was none of its tenant's doing and nothing was produced, its
+        prompt is given back."""
+        if error.status in NOT_BEGUN:
+            num_tokens, self._num_prompt = self._num_prompt, 0
+            self._limits.use(self._tenant, -num_tokens)
 
 
 @dataclass(slots=True, eq=False)

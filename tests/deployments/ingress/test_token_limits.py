@@ -13,9 +13,27 @@ import pytest
 
 from deployments.control.token_book import TokenBook
 from deployments.ingress.token_limits import AWAY_S, TokenLimits
-from engine.errors import InvalidRequest, LoraplexError, TooManyRequests, Unavailable
+from deployments.registry.records import TenantRecord
+from engine.errors import (
+    InvalidRequest,
+    LoraplexError,
+    NotFound,
+    ReplicaLost,
+    RequestTimeout,
+    TooManyRequests,
+    Unavailable,
+)
 from engine.types import Tenant
-from tests.support.ingress import InProcess, World, bearer, error_of
+from tests.support.ingress import (
+    HANG,
+    InProcess,
+    ScriptedModel,
+    World,
+    announce,
+    bearer,
+    error_of,
+    last,
+)
 from tests.support.virtual import VirtualClock
 
 
@@ -47,7 +65,6 @@ class Service:
         limits = self.ingresses[ingress]
         ticket = await limits.admit(Tenant(tenant, max_tokens_per_minute=limit), prompt)
         ticket.produced(output)
-        ticket.end()
         self.used += prompt + output
 
     async def flood(self, ingress: int, **ask: Any) -> float:
@@ -89,7 +106,7 @@ async def test_the_wait_that_is_told_is_enough_and_not_much_too_long() -> None:
         await service.ask(1, 50)
 
 
-async def test_long_answers_are_owed_and_what_failed_is_given_back() -> None:
+async def test_long_answers_are_owed_and_what_we_failed_is_given_back() -> None:
     service = Service(1)
     await service.ask(0, 100, output=12_000)
     with pytest.raises(TooManyRequests) as refused:
@@ -97,8 +114,43 @@ async def test_long_answers_are_owed_and_what_failed_is_given_back() -> None:
     assert refused.value.retry_after_s == pytest.approx((12_100 - 6000 + 100) / 100)
     service.clock.sleep(refused.value.retry_after_s)
     ticket = await service.ingresses[0].admit(Tenant("t", max_tokens_per_minute=6000), 100)
-    ticket.end()
+    for error in (ReplicaLost("lost"), InvalidRequest("refused"), ReplicaLost("again")):
+        ticket.failed(error)
     await service.ask(0, 100)
+    with pytest.raises(TooManyRequests):
+        await service.ask(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_given_back"),
+    [
+        (HANG, False),  # its client goes
+        (RequestTimeout("too long"), False),
+        (NotFound("retired", code="adapter_retired"), False),
+        (ReplicaLost("lost"), True),
+        (Unavailable("overloaded"), True),
+        ([last(0, "x")], False),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_given_back_where_we_failed_it_and_not_where_its_client_goes(
+    world: World, end: Any, is_given_back: bool, stream: bool
+) -> None:
+    world.control.clock = VirtualClock()
+    world.control.tokens = TokenBook(world.control.clock)
+    key = world.tenants.create(TenantRecord("few", max_tokens_per_minute=50))[1]
+    body = {"model": "org/tiny", "prompt": "x" * 40, "max_tokens": 1, "stream": stream}
+    world.model.script = lambda call: [end]
+    async with InProcess(world) as client:
+        called = announce(world.model)
+        first = asyncio.create_task(client.post("/v1/completions", json=body, headers=bearer(key)))
+        await called.wait()
+        if end == HANG:
+            first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        world.model.script = ScriptedModel().script
+        again = await client.post("/v1/completions", json=body, headers=bearer(key))
+        assert again.status_code == (200 if is_given_back else 429)
 
 
 async def test_a_prompt_above_the_limit_can_never_go_and_tenants_dont_meet() -> None:
