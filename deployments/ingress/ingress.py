@@ -114,6 +114,8 @@ def create_app(parts: Parts) -> FastAPI:
         tokenising.shutdown(wait=False, cancel_futures=True)
         if parts.metering is not None:
             parts.metering.close()
+        if parts.tracing is not None:
+            await asyncio.to_thread(parts.tracing.close)
 
     edge = Middleware(
         Edge,

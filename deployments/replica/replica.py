@@ -309,11 +309,13 @@ class Replica:
         }
 
     def shutdown(self) -> None:
-        """End the children; blocks until no process is left. Idempotent."""
+        """End the children; blocks until no process is left and the spans are sent. Idempotent."""
         self._metrics.close()
         self._children.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def __del__(self) -> None:
         """Ray Serve calls this after draining, when a replica is taken away."""
-        if hasattr(self, "_children"):
+        if hasattr(self, "_metrics"):  # the last that the constructor sets
             self.shutdown()

@@ -19,8 +19,9 @@ from opentelemetry.sdk.metrics.export import (
     ResourceMetrics,
     ScopeMetrics,
 )
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.sdk.version import __version__ as SDK_VERSION
 
 from deployments.telemetry.instruments import BASE, PROCESS, Where
 from deployments.telemetry.ranking import Ranking
@@ -129,18 +130,23 @@ def metering(
         return None
     name = instance()
     exporters = list(_exporters(section, {PROCESS: name}))
-    return Metering(section, process_resource(where, name), exporters) if exporters else None
+    if not exporters:
+        return None
+    return Metering(section, process_resource(where, name, section.resource_attributes), exporters)
 
 
-def process_resource(where: Where, instance: str) -> Resource:
-    """Which process it is. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES count for more."""
+def process_resource(where: Where, instance: str, said: Mapping[str, str]) -> Resource:
+    """Which process it is. said: what the configuration says of it, which counts for more. Nothing
+    is read from the environment (`Resource.create` would)."""
     ours = {
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.name": "opentelemetry",
+        "telemetry.sdk.version": SDK_VERSION,
         "service.name": f"loraplex-{where}",
         "service.namespace": "loraplex",
         "service.instance.id": instance,
     }
-    said = OTELResourceDetector().detect()
-    return Resource.create({**ours, **said.attributes})
+    return Resource({**ours, **said})
 
 
 def _exporters(section: TelemetrySection, tags: Mapping[str, str]) -> Iterable[MetricExporter]:
@@ -158,5 +164,7 @@ def _exporters(section: TelemetrySection, tags: Mapping[str, str]) -> Iterable[M
         )
 
         yield OTLPMetricExporter(
-            endpoint=f"{section.otlp_endpoint.rstrip('/')}/v1/metrics", timeout=EXPORT_TIMEOUT_S
+            endpoint=f"{section.otlp_endpoint.rstrip('/')}/v1/metrics",
+            headers=dict(section.otlp_headers),
+            timeout=EXPORT_TIMEOUT_S,
         )

@@ -62,6 +62,10 @@ class ReplicaSpans:
         """The core is gone: nothing more will be heard of what it had."""
         self._marks.clear()
 
+    def close(self) -> None:
+        """Send what is left, as `Tracing.close` does."""
+        self._tracing.close()
+
     def note(self, output: Output) -> None:
         """What one step brought."""
         if not self._marks:

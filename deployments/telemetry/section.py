@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Self
+from urllib.parse import unquote
 
+from opentelemetry.util.re import parse_env_headers
 from pydantic import Field, field_validator
 
 from deployments.config_sections import Seconds, Section
+
+log = logging.getLogger("loraplex.telemetry")
 
 
 class TelemetrySection(Section):
@@ -17,6 +22,9 @@ class TelemetrySection(Section):
     ray            metrics go to Ray's Prometheus endpoint of each node
     otlp_endpoint  base URL of an OpenTelemetry collector (OTLP over HTTP): "" is none; where the
                    config doesn't say, OTEL_EXPORTER_OTLP_ENDPOINT
+    otlp_headers   of each request to it, over those of OTEL_EXPORTER_OTLP_HEADERS
+    resource_attributes  of every process of the service, over those of OTEL_RESOURCE_ATTRIBUTES and
+                   OTEL_SERVICE_NAME
     traces, trace_ratio  whether spans go to the collector, and of the requests whose client says
                    nothing about it, the part that is traced; a sampled traceparent is followed
     access_log     a log line for each answer of the API
@@ -28,6 +36,8 @@ class TelemetrySection(Section):
     metrics: bool = True
     ray: bool = True
     otlp_endpoint: str = ""
+    otlp_headers: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    resource_attributes: Mapping[str, str] = Field(default_factory=dict)
     traces: bool = True
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     access_log: bool = True
@@ -48,9 +58,30 @@ class TelemetrySection(Section):
 
     def completed(self, environ: Mapping[str, str]) -> Self:
         """With what OpenTelemetry's own variables say, where the config doesn't. OTEL_SDK_DISABLED
-        turns everything off. The exporters read the others themselves (headers, certificates,
-        OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES)."""
+        turns everything off. Certificates and compression are the exporters' own, of the process
+        that they run in."""
         if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return self.model_copy(update={"metrics": False, "traces": False})
         endpoint = self.otlp_endpoint or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-        return self.model_validate({**self.model_dump(), "otlp_endpoint": endpoint})
+        headers = parse_env_headers(environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""), liberal=True)
+        completed = {
+            "otlp_endpoint": endpoint,
+            "otlp_headers": {**headers, **self.otlp_headers},
+            "resource_attributes": {**_attributes(environ), **self.resource_attributes},
+        }
+        return self.model_validate({**self.model_dump(), **completed})
+
+
+def _attributes(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of OpenTelemetry's variables; what is no pair of key and value is left out, as its own
+    libraries do: what is told of a service is no reason for it not to start."""
+    told: dict[str, str] = {}
+    for item in filter(None, environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")):
+        key, is_pair, value = item.partition("=")
+        if is_pair:
+            told[key.strip()] = unquote(value.strip())
+        else:
+            log.warning("OTEL_RESOURCE_ATTRIBUTES: %r is no key=value and is left out", item)
+    if name := environ.get("OTEL_SERVICE_NAME"):
+        told["service.name"] = name
+    return told

@@ -114,7 +114,8 @@ class Tracing:
         return self._monotonic()
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends what is left, within 30 s (OpenTelemetry's limit) at the worst; blocks. Idempotent;
+        spans that end later are lost."""
         self._provider.shutdown()
 
 
@@ -127,10 +128,13 @@ def tracing(section: TelemetrySection, where: Where, instance: Callable[[], str]
     )
 
     exporter = OTLPSpanExporter(
-        endpoint=f"{section.otlp_endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_TIMEOUT_S
+        endpoint=f"{section.otlp_endpoint.rstrip('/')}/v1/traces",
+        headers=dict(section.otlp_headers),
+        timeout=EXPORT_TIMEOUT_S,
     )
     batches = BatchSpanProcessor(exporter, schedule_delay_millis=section.export_s * 1e3)
-    return Tracing(process_resource(where, instance()), section.trace_ratio, [batches])
+    resource = process_resource(where, instance(), section.resource_attributes)
+    return Tracing(resource, section.trace_ratio, [batches])
 
 
 def below(parent: Span) -> Context:

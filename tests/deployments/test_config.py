@@ -162,6 +162,17 @@ def test_opentelemetry_s_own_variables_complete_the_config():
     assert load(MINIMAL, environ=env).telemetry.otlp_endpoint == "http://collector:4318"
     own = {**MINIMAL, "telemetry": {"otlp_endpoint": "https://other"}}
     assert load(own, environ=env).telemetry.otlp_endpoint == "https://other"
+    said = {
+        **env,
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-token=a%20b,x-other=c",
+        "OTEL_RESOURCE_ATTRIBUTES": "zone=b%2Fc,nothing,team=x",
+        "OTEL_SERVICE_NAME": "chat",
+    }
+    mine = {**MINIMAL, "telemetry": {"resource_attributes": {"team": "y"}}}
+    telemetry = load(mine, environ=said).telemetry
+    assert telemetry.otlp_headers == {"x-token": "a b", "x-other": "c"}
+    assert telemetry.resource_attributes == {"zone": "b/c", "team": "y", "service.name": "chat"}
+    assert "x-token" not in repr(telemetry)
     off = load(own, environ={"OTEL_SDK_DISABLED": "true"})
     assert not off.telemetry.metrics and not off.engine_config().measures
     with pytest.raises(ConfigError, match="http://"):

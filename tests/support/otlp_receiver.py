@@ -39,11 +39,13 @@ class Received:
 @dataclass
 class Receiver:
     """url: the collector's, as `telemetry.otlp_endpoint` takes it. metrics: the latest of each
-    name from each process."""
+    name from each process. headers, resources: of each export of spans."""
 
     url: str = ""
     spans: list[Received] = field(default_factory=list)
     metrics: dict[tuple[str, str], Any] = field(default_factory=dict)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    resources: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, trace_id: str) -> dict[str, Received]:
         """Those of a trace, by name; the last of each."""
@@ -65,7 +67,9 @@ class Receiver:
 
     def take(self, body: bytes) -> None:
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            service = _values(resource.resource.attributes)["service.name"]
+            about = _values(resource.resource.attributes)
+            self.resources.append(about)
+            service = about["service.name"]
             for scope in resource.scope_spans:
                 self.spans += [_received(service, span) for span in scope.spans]
 
@@ -86,6 +90,7 @@ def receiving() -> Iterator[Receiver]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             if self.path == "/v1/traces":
+                receiver.headers.append({k.lower(): v for k, v in self.headers.items()})
                 receiver.take(body)
             if self.path == "/v1/metrics":
                 receiver.take_metrics(body)

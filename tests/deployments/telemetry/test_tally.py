@@ -135,4 +135,13 @@ def test_where_metrics_are_off_there_is_nothing():
     meter = metering(otlp, i.Where.REPLICA, lambda: "r1")
     assert meter is not None
     meter.close()
-    assert process_resource(i.Where.REPLICA, "r1").attributes["service.name"] == "loraplex-replica"
+
+
+def test_a_process_is_described_by_the_configuration_and_not_by_its_environment(monkeypatch):
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=elsewhere")
+    plain = process_resource(i.Where.REPLICA, "r1", {}).attributes
+    assert plain["service.name"] == "loraplex-replica" and plain["service.instance.id"] == "r1"
+    assert plain["telemetry.sdk.language"] == "python"
+    assert "deployment.environment.name" not in plain
+    said = process_resource(i.Where.REPLICA, "r1", {"service.name": "chat", "zone": "b"})
+    assert said.attributes["service.name"] == "chat" and said.attributes["zone"] == "b"

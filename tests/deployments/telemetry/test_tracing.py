@@ -73,7 +73,10 @@ class ReplicaStream:
 async def test_one_trace_from_the_client_to_the_last_decode_step_of_a_cold_request(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    telemetry = section(receiver)
+    """Nothing is exported before the orderly end of both, which sends all."""
+    telemetry = section(
+        receiver, export_s=3600, otlp_headers={"x-token": "t"}, resource_attributes={"zone": "b"}
+    )
     config = replica_config(tmp_path, engine_config(tmp_path), telemetry=telemetry)
     config = dataclasses.replace(config, base_revision=REVISION)
     world = World.build(tmp_path)
@@ -86,12 +89,12 @@ async def test_one_trace_from_the_client_to_the_last_decode_step_of_a_cold_reque
             assert answer.status_code == 200, answer.text
             unsampled = {"traceparent": f"00-{'1' * 32}-{CALLER}-00"}
             await client.post("/v1/chat/completions", json=HELLO, headers=unsampled)
-        await asyncio.to_thread(receiver.wait, lambda: len(receiver.of(TRACE)) >= 15)
     finally:
         replica.shutdown()
-        assert traces is not None
-        traces.close()
         world.registry.close()
+    assert len(receiver.of(TRACE)) >= 15
+    assert all(headers["x-token"] == "t" for headers in receiver.headers)
+    assert all(resource["zone"] == "b" for resource in receiver.resources)
     assert {span.trace_id for span in receiver.spans} == {TRACE}
     spans = receiver.of(TRACE)
     check_nested(spans)
@@ -127,8 +130,6 @@ async def test_a_refused_request_s_trace_says_why(tmp_path: Path, receiver: Rece
         answer = await client.post("/v1/chat/completions", json=body, headers=SAMPLED)
         assert error_of(answer, 404)["code"] == "model_not_found"
         assert (await client.get("/health", headers=SAMPLED)).status_code == 200
-        assert traces is not None
-        traces.close()
     world.registry.close()
     spans = receiver.of(TRACE)
     root = spans.pop("POST /v1/chat/completions")
