@@ -128,14 +128,14 @@ class Replica:
             return
         about = begin_request(str(call.get("about", "")))
         about.update(tenant=requests[0].tenant.id, **fields(requests[0].adapter)["fields"])
-        span = None if self._spans is None else self._spans.begin(call, self._slot(), about)
+        span = self._spans.begin(call, self._slot, about)
         loop = asyncio.get_running_loop()
         streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
         open_call = Call(streams, self._pace, loop)
         if self._dead:
             self._fail(open_call, LEAVING)
         else:
-            if span is not None and self._spans is not None:
+            if span is not None:
                 self._spans.submitted(span, requests)
             self._submit(open_call)
         timer = loop.call_later(deadline_s, self._fail, open_call, late(deadline_s))
@@ -227,8 +227,7 @@ class Replica:
         self._metrics.heard(output)
         if output.residency is not None:
             self._residency.apply(output.residency)
-        if self._spans is not None:
-            self._spans.note(output)
+        self._spans.note(output)
         self._stats = output.stats or self._stats
         self._books.heard(output.stats, output.measures)
         stops: list[Input] = []
@@ -250,8 +249,7 @@ class Replica:
         """Every stream gets its error event; once those are out, this process ends, so that Ray
         replaces the whole and nothing of the old one keeps memory."""
         self._dead = True
-        if self._spans is not None:
-            self._spans.lost()
+        self._spans.lost()
         for call in {id(call): call for _, call in self._streams.values()}.values():
             self._fail(call, LOST)
         self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
@@ -312,8 +310,7 @@ class Replica:
         """End the children; blocks until no process is left and the spans are sent. Idempotent."""
         self._metrics.close()
         self._children.close()
-        if self._spans is not None:
-            self._spans.close()
+        self._spans.close()
 
     def __del__(self) -> None:
         """Ray Serve calls this after draining, when a replica is taken away."""

@@ -36,19 +36,42 @@ class Marks:
     num_cached: int = 0
 
 
-class ReplicaSpans:
+class NoSpans:
+    """Where nothing is traced. The methods are those of `ReplicaSpans`."""
+
+    def begin(
+        self, call: Mapping[str, Any], slot: Callable[[], int], about: dict[str, Any]
+    ) -> Span | None:
+        return None
+
+    def submitted(self, span: Span, requests: Sequence[Request]) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def note(self, output: Output) -> None:
+        pass
+
+
+class ReplicaSpans(NoSpans):
     """Of all calls of one replica."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._marks: dict[str, Marks] = {}
 
-    def begin(self, call: Mapping[str, Any], slot: int, about: dict[str, Any]) -> Span | None:
+    def begin(
+        self, call: Mapping[str, Any], slot: Callable[[], int], about: dict[str, Any]
+    ) -> Span | None:
         """The call's span; None where it isn't sampled. about: fields of its log lines."""
         if PARENT not in call:
             return None
         span = self._tracing.server_span("replica", {PARENT: call[PARENT]})
-        span.set_attribute("loraplex.slot", slot)
+        span.set_attribute("loraplex.slot", slot())
         about.update(span_fields(span))
         return span if span.is_recording() else None
 
@@ -142,10 +165,10 @@ class ReplicaSpans:
         self._tracing.child(marks.call, "decode", (marks.first_s, end_s), told, events, error)
 
 
-def replica_spans(section: TelemetrySection, instance: Callable[[], str]) -> ReplicaSpans | None:
-    """None where traces are off or go nowhere."""
+def replica_spans(section: TelemetrySection, instance: Callable[[], str]) -> NoSpans:
+    """None are made where traces are off or go nowhere."""
     traces = tracing(section, Where.REPLICA, instance)
-    return None if traces is None else ReplicaSpans(traces)
+    return NoSpans() if traces is None else ReplicaSpans(traces)
 
 
 def _of(marks: Marks) -> dict[str, Any]:

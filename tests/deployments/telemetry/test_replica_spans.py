@@ -19,7 +19,7 @@ SAMPLED = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
 def test_a_trace_names_no_other_tenant_s_versions() -> None:
     kept = InMemorySpanExporter()
     spans = ReplicaSpans(Tracing(Resource({}), 0.0, [SimpleSpanProcessor(kept)]))
-    span = spans.begin(SAMPLED, 0, {})
+    span = spans.begin(SAMPLED, int, {})
     assert span is not None
     spans.submitted(span, [request("r", ref=adapter("bot"))])
     displaced = ("acme/aa", "globex/bb", "acme2/cc", "globex/dd")
