@@ -13,12 +13,37 @@ from engine.adapters.host import block_bytes
 from engine.adapters.version import State, Tier, Version
 
 
+class ByTenant:
+    """Versions by the tenant whose they are."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Version]] = {}
+
+    def __iter__(self) -> Iterator[Version]:
+        return (version for own in self._of.values() for version in own.values())
+
+    def add(self, version: Version) -> None:
+        self._of.setdefault(version.ref.tenant, {})[version.key] = version
+
+    def remove(self, version: Version) -> None:
+        """Raises KeyError for one that isn't among them."""
+        own = self._of[version.ref.tenant]
+        del own[version.key]
+        if not own:
+            del self._of[version.ref.tenant]
+
+    def of(self, tenant: str) -> Collection[Version]:
+        return self._of.get(tenant, {}).values()
+
+
 class Blocks:
     """Of the versions whose load is done. `refresh` keeps apart those that may go, so that room is
     found without looking at thousands of others: O(log n), amortised."""
 
     def __init__(self) -> None:
         self._held: dict[str, Version] = {}
+        self._own = ByTenant()
+        self._own_droppable = ByTenant()
         self._worth: dict[str, float] = {}
         self._droppable: dict[str, Version] = {}
         self._heap: list[tuple[float, str]] = []
@@ -29,9 +54,14 @@ class Blocks:
     def __iter__(self) -> Iterator[Version]:
         return iter(self._held.values())
 
+    def of(self, tenant: str) -> Collection[Version]:
+        """Of its versions."""
+        return self._own.of(tenant)
+
     def used(self, version: Version) -> None:
         """It is new, or was used: it is worth its cost again."""
         self._held[version.key] = version
+        self._own.add(version)
         self._worth[version.key] = self._clock + version.load_s / version.num_bytes
         self.refresh(version)
         if version.key in self._droppable:
@@ -45,15 +75,18 @@ class Blocks:
             return
         if may_go:
             self._droppable[key] = version
+            self._own_droppable.add(version)
             self.num_droppable_bytes += block_bytes(version.num_bytes)
             self._push(key)
         else:
             del self._droppable[key]
+            self._own_droppable.remove(version)
             self.num_droppable_bytes -= block_bytes(version.num_bytes)
 
     def remove(self, version: Version) -> None:
         """Its room is given back. Raises KeyError for a version that has none."""
         del self._held[version.key], self._worth[version.key]
+        self._own.remove(version)
         self.refresh(version)
 
     def cheapest(self, first: Collection[str]) -> Version | None:
@@ -65,8 +98,8 @@ class Blocks:
         return self._droppable[self._heap[0][1]] if self._heap else None
 
     def cheapest_of(self, tenants: Collection[str]) -> Version | None:
-        """Likewise, of these tenants alone: O(n) in what may go."""
-        own = (v for v in self._droppable.values() if v.ref.tenant in tenants)
+        """Likewise, of these tenants alone: O(n) in what may go of theirs."""
+        own = (v for tenant in tenants for v in self._own_droppable.of(tenant))
         return min(own, key=lambda v: self._worth[v.key], default=None)
 
     def age_to(self, version: Version) -> None:
@@ -76,6 +109,8 @@ class Blocks:
     def check(self) -> None:
         assert set(self._held) == set(self._worth)
         assert all(v.host_offset is not None for v in self)
+        assert {v.key for v in self._own} == set(self._held)
+        assert {v.key for v in self._own_droppable} == set(self._droppable)
         droppable = {key: v for key, v in self._held.items() if is_droppable(v)}
         assert self._droppable == droppable, set(self._droppable) ^ set(droppable)
         num_bytes = sum(block_bytes(v.num_bytes) for v in droppable.values())

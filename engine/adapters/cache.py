@@ -297,7 +297,8 @@ class AdapterCache:
             return inf
 
     def _learn(self, tenant: Tenant) -> None:
-        self._on_host.limit(tenant.id, tenant.max_host_bytes)
+        if self._on_host.limit(tenant.id, tenant.max_host_bytes):
+            self._loading.changed(tenant.id)
         self._on_device.limit(tenant.id, tenant.max_device_bytes)
 
     def _bring(

@@ -7,8 +7,10 @@ nobody needs there make way, cheapest to bring back for their size first. Standa
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from engine.adapters.blocks import Blocks
 from engine.adapters.host import HostPool, block_bytes
@@ -20,8 +22,24 @@ from engine.orders import Key, Turns
 from engine.timeline import Journey
 
 MAX_NEAR = 100_000
+LOOK_AGAIN_S = 0.25
+"""Where there is no room: after so long the accounts may have made it a smaller version's turn."""
 TurnsOf = Callable[[Collection[str], Key, Callable[[str], bool]], Turns]
 """A round of serving tenants with requests, by the age of what they want; see `Accounts.turns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A version whose turn it was (`tenant`'s head of the queue `asked`, `near`), without room for
+    it. Until there is more than `room` bytes, or the version leaves its place, or at `until_s`,
+    another look finds the same."""
+
+    version: Version
+    tenant: str
+    asked: bool
+    near: bool
+    room: int
+    until_s: float
 
 
 class Loading:
@@ -56,6 +74,8 @@ class Loading:
         self._loading: dict[int, Version] = {}
         self._blocks = Blocks()
         self._next_id = 0
+        self._held_up: dict[str, set[str]] = {}  # by the owner of what is too much
+        self._shortage: Shortage | None = None
 
     def want(self, version: Version) -> None:
         """Load it when its turn comes."""
@@ -65,30 +85,31 @@ class Loading:
     def unwant(self, version: Version) -> None:
         """Nobody waits for it any more and its load has not been sent."""
         self._wanted.remove(version)
+        self._wanted.release(version.tenant)
+
+    def changed(self, tenant: str) -> None:
+        """What it holds, or may hold, of host memory is another: it may have a turn again."""
+        for waiting in self._held_up.pop(tenant, ()):
+            self._wanted.release(waiting)
 
     def start(self, now: float) -> list[Load]:
-        """The loads to send now. Costs by their number, not by how many wait."""
+        """The loads to send now. A round of turns is made only where something may have changed:
+        tenants at their quota are left out until something of theirs has, and all of them while
+        there is no more room than there was. So many steps that start nothing cost as one."""
+        if self._shortage is not None and self._lasts(self._shortage, now):
+            return []
+        self._shortage = None
         loads: list[Load] = []
-        held_up: set[str] = set()
-        has_room = True
         for asked in (True, False):
             for near in (False, True):
                 queue = self._wanted.queue(asked=asked, near=near)
-                if has_room and queue.tenants and not self._is_full(near):
-                    turns = self._round(queue, asked, held_up)
-                    has_room = self._start(queue, turns, near, held_up, loads, now)
+                if self._shortage is None and queue.tenants and not self._is_full(near):
+                    self._start(queue, asked, near, loads, now)
         return loads
 
-    def _start(
-        self,
-        queue: Queue,
-        turns: Turns,
-        near: bool,
-        held_up: set[str],
-        loads: list[Load],
-        now: float,
-    ) -> bool:
-        """Those of a queue, as far as they may start. False: the next one finds no room."""
+    def _start(self, queue: Queue, asked: bool, near: bool, loads: list[Load], now: float) -> None:
+        """Those of a queue, as far as they may start."""
+        turns = self._round(queue, asked)
         while not self._is_full(near):
             tenant = turns.next(lambda tenant: -queue.age(tenant))
             if tenant is None:
@@ -97,20 +118,37 @@ class Loading:
             if version is None:
                 continue
             if not self._keep_quota(version):
-                held_up.add(tenant)
+                self._wanted.hold(tenant)
+                self._held_up.setdefault(version.ref.tenant, set()).add(tenant)
                 continue
             offset = self._make_room(version)
             if offset is None:
-                return False
+                room = max(self._room, block_bytes(version.num_bytes) - 1)
+                until_s = now + LOOK_AGAIN_S
+                self._shortage = Shortage(version, tenant, asked, near, room, until_s)
+                break
             loads.append(self._begin(version, offset, now))
             turns.again(tenant)
-        return True
 
-    def _round(self, queue: Queue, asked: bool, held_up: Collection[str]) -> Turns:
+    def _lasts(self, shortage: Shortage, now: float) -> bool:
+        if now >= shortage.until_s or self._room > shortage.room:
+            return False
+        requests = self._wanted.queue(asked=True, near=False)
+        if not shortage.asked and requests.tenants and not self._is_full(near=False):
+            return False
+        queue = self._wanted.queue(asked=shortage.asked, near=shortage.near)
+        return queue.head(shortage.tenant) is shortage.version
+
+    @property
+    def _room(self) -> int:
+        """Bytes that are free or would come free, in pieces or not."""
+        return self.pool.num_free + self._blocks.num_droppable_bytes
+
+    def _round(self, queue: Queue, asked: bool) -> Turns:
         tenants = list(queue.tenants)
 
         def may(tenant: str) -> bool:
-            return tenant in queue.tenants and tenant not in held_up
+            return tenant in queue.tenants
 
         if asked:
             return self._turns(tenants, queue.age, may)
@@ -160,11 +198,14 @@ class Loading:
     def used(self, version: Version) -> None:
         """Its block was used: it is worth its cost again (GreedyDual-Size)."""
         self._blocks.used(version)
+        self.changed(version.ref.tenant)
 
     def refresh(self, version: Version) -> None:
-        """Call after what `blocks.is_droppable` looks at has changed. Nothing happens to a version
-        without a block."""
+        """Call after what `blocks.is_droppable` looks at has changed, of a version with a block or
+        without one."""
         self._blocks.refresh(version)
+        self._wanted.release(version.tenant)
+        self.changed(version.ref.tenant)
 
     def drop(self, version: Version) -> None:
         """Gives back the room of a block in host memory."""
@@ -173,6 +214,7 @@ class Loading:
         self.pool.free(version.host_offset)
         version.host_offset = None
         self._quotas.add(version.ref.tenant, -version.num_bytes)
+        self.changed(version.ref.tenant)
 
     def check(self) -> None:
         self.pool.check()
@@ -187,6 +229,9 @@ class Loading:
         for version in held:
             by_tenant[version.ref.tenant] += version.num_bytes
         self._quotas.check(by_tenant)
+        assert self._wanted.held <= set[str]().union(*self._held_up.values())
+        for owner in self._held_up:
+            assert not self._blocks.cheapest_of({owner}) and self._will_have_room(owner)
 
     def is_charged(self, key: str) -> bool:
         """Whether its tenant pays for the load that has just ended: not where its block had made
@@ -203,7 +248,7 @@ class Loading:
         offset = self.pool.allocate(num_bytes)
         if offset is not None:
             return offset
-        if self.pool.num_free + self._blocks.num_droppable_bytes < block_bytes(num_bytes):
+        if self._room < block_bytes(num_bytes):
             return None
         while (victim := self._blocks.cheapest(self._quotas.over)) is not None:
             if victim.ref.tenant != version.ref.tenant:
@@ -221,12 +266,15 @@ class Loading:
         while self._quotas.excess(tenant, version.num_bytes):
             victim = self._blocks.cheapest_of({tenant})
             if victim is None:
-                own = (
-                    v for v in (*self._blocks, *self._loading.values()) if v.ref.tenant == tenant
-                )
-                return all(v.pin is not Tier.COLD for v in own)
+                return not self._will_have_room(tenant)
             self._make_way(victim)
         return True
+
+    def _will_have_room(self, tenant: str) -> bool:
+        """It has a block, or one to come, that may leave host memory at some time."""
+        coming = (v for v in self._loading.values() if v.ref.tenant == tenant)
+        own = itertools.chain(self._blocks.of(tenant), coming)
+        return any(v.pin is Tier.COLD for v in own)
 
     def _displace(self, key: str) -> None:
         if len(self._displaced) >= MAX_NEAR:

@@ -23,15 +23,16 @@ class Quotas:
         self.over: set[str] = set()
         """Tenants above their limit."""
 
-    def limit(self, tenant: str, max_bytes: int | None) -> None:
-        """Sets the tenant's limit; None: it has none."""
+    def limit(self, tenant: str, max_bytes: int | None) -> bool:
+        """Sets the tenant's limit; None: it has none. Whether it was another."""
         if self._limits.get(tenant) == max_bytes:
-            return
+            return False
         if max_bytes is None:
             self._limits.pop(tenant, None)
         else:
             self._limits[tenant] = max_bytes
         self._mark(tenant)
+        return True
 
     def add(self, tenant: str, num_bytes: int) -> None:
         """The tenant holds so many bytes more, or less where it is negative."""

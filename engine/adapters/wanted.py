@@ -26,10 +26,12 @@ class Queue:
         self._asked = asked
         self._near = near
         self.heaps: dict[str, Heap] = {}
+        self.held: dict[str, Heap] = {}
+        """Of tenants that are passed over at present."""
 
     @property
     def tenants(self) -> Collection[str]:
-        """Among them some whose every entry is to be passed over."""
+        """Among them some whose every entry is to be passed over; not those that are held."""
         return self.heaps.keys()
 
     def head(self, tenant: str) -> Version | None:
@@ -49,6 +51,16 @@ class Queue:
         """The order of its head, the less, the longer it waits; inf where it has none."""
         version = self.head(tenant)
         return inf if version is None else version.order
+
+    def hold(self, tenant: str) -> None:
+        heap = self.heaps.pop(tenant, None)
+        if heap is not None:
+            self.held[tenant] = heap
+
+    def release(self, tenant: str) -> None:
+        heap = self.held.pop(tenant, None)
+        if heap is not None:
+            self.heaps[tenant] = heap
 
     def _has(self, version: Version) -> bool:
         is_kind = self._asked == bool(version.num_waiting)
@@ -73,6 +85,7 @@ class Wanted:
     def add(self, version: Version) -> None:
         """Call again once its order, its tenant or that requests wait for it has changed."""
         self._versions[version.key] = version
+        self.release(version.tenant)
         if self._num_added > 2 * len(self._versions) + 64:
             self._clear()
             for each in self._versions.values():
@@ -83,6 +96,21 @@ class Wanted:
 
     def remove(self, version: Version) -> None:
         del self._versions[version.key]
+
+    def hold(self, tenant: str) -> None:
+        """It has no turn in any queue until `release`, or until it wants one more."""
+        for queue in self._queues.values():
+            queue.hold(tenant)
+
+    def release(self, tenant: str) -> None:
+        """Nothing happens to a tenant that isn't held."""
+        for queue in self._queues.values():
+            queue.release(tenant)
+
+    @property
+    def held(self) -> Collection[str]:
+        """Tenants with entries that are held."""
+        return {tenant for queue in self._queues.values() for tenant in queue.held}
 
     def queue(self, *, asked: bool, near: bool) -> Queue:
         """asked: of those that requests wait for, or the others. near: only of near ones."""
@@ -106,10 +134,12 @@ class Wanted:
         entries = {
             (tenant, *entry)
             for (_, near), queue in self._queues.items()
-            for tenant, heap in queue.heaps.items()
+            for tenant, heap in (*queue.heaps.items(), *queue.held.items())
             for entry in heap
             if not near
         }
+        for queue in self._queues.values():
+            assert not queue.heaps.keys() & self.held
         assert all((v.tenant, v.order, v.key) in entries for v in self)
 
     def _clear(self) -> None:
