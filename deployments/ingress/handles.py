@@ -22,6 +22,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.ingress.broadcast import answers
 from deployments.orders import Order
 from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
@@ -64,7 +65,7 @@ class RayReplicas:
         return getattr(chosen, "counters", None)
 
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
-        """Of the replicas that answer; a lost one doesn't silence the others.
+        """Of the replicas that answer; one that is lost or hangs doesn't silence the others.
 
         Askers share the broadcast under way: anybody may ask `/ready`, however often.
         """
@@ -75,16 +76,13 @@ class RayReplicas:
     async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
         async def told(ref: AdapterRef) -> list[Any]:
             response = self._handle.broadcast("drop", adapter_to_wire(ref), now)
-            answers: list[Any] = await response.results_async(
-                timeout_s=timeout_s, return_exceptions=True
-            )
-            return answers
+            return await answers(response, timeout_s)
 
         try:
-            answers = await asyncio.gather(*(told(ref) for ref in refs))
+            told_all = await asyncio.gather(*(told(ref) for ref in refs))
         except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError) as error:
             raise Unavailable(f"Not every replica was told: {error}.", retry_after_s=1.0) from None
-        for answer in itertools.chain.from_iterable(answers):
+        for answer in itertools.chain.from_iterable(told_all):
             # What ran on a lost replica has ended.
             if isinstance(answer, BaseException) and not isinstance(answer, LOST):
                 raise Unavailable(f"Not every replica was told: {answer}.", retry_after_s=1.0)
@@ -95,18 +93,22 @@ class RayReplicas:
     async def tell(
         self, method: str, order: Mapping[str, Any], timeout_s: float
     ) -> list[Mapping[str, Any]]:
-        """The same order to every replica."""
+        """The same order to every replica. What those say that answer in time: one that hangs
+        doesn't silence the others."""
         return await self._broadcast(timeout_s, method, order)
 
     async def _broadcast(
         self, timeout_s: float, method: str, *args: Any
     ) -> list[Mapping[str, Any]]:
         try:
-            response = self._handle.broadcast(method, *args)
-            answers = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
+            said = await answers(self._handle.broadcast(method, *args), timeout_s)
         except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError):
-            raise Unavailable("No replica answers in time.", code="not_ready") from None
-        return [a for a in answers if isinstance(a, Mapping)]
+            raise _silent() from None
+        if said and all(isinstance(answer, TimeoutError) for answer in said):
+            raise _silent()
+        if late := sum(isinstance(answer, TimeoutError) for answer in said):
+            logger.info("%s: %d of %d replicas don't answer in time", method, late, len(said))
+        return [answer for answer in said if isinstance(answer, Mapping)]
 
     def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
         """A request for this version comes in a moment: the replica that would get it may begin to
@@ -202,6 +204,10 @@ def _translated(error: Exception) -> Exception:
     if isinstance(error, DeploymentUnavailableError):
         return Unavailable("The replicas failed to start. Tell the operator.", code="not_ready")
     return error
+
+
+def _silent() -> Unavailable:
+    return Unavailable("No replica answers in time.", code="not_ready")
 
 
 def _lost() -> ReplicaLost:

@@ -229,7 +229,7 @@ class Loading:
         for version in held:
             by_tenant[version.ref.tenant] += version.num_bytes
         self._quotas.check(by_tenant)
-        assert self._wanted.held <= set[str]().union(*self._held_up.values())
+        assert set(self._wanted.held) <= set[str]().union(*self._held_up.values())
         for owner in self._held_up:
             assert not self._blocks.cheapest_of({owner}) and self._will_have_room(owner)
 

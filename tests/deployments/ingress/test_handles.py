@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import time
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.serve._private.replica_result import ReplicaResult
+from ray.serve.handle import DeploymentBroadcastResponse
 
 from deployments.ingress.handles import RayReplicas
 from engine.errors import Unavailable
 from engine.types import adapter_to_wire
 from tests.support.replicas import adapter
 
+HANGS = object()
+
+
+class Answer:
+    """One replica's, as Ray's `ReplicaResult` gives it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.given_up = False
+
+    async def get_async(self) -> Any:
+        if self.answer is HANGS:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.given_up = True
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
 
 class Broadcast:
     """Answers once it is let go, with what it was given."""
 
     def __init__(self, answers: list[Any]) -> None:
-        self.answers = answers
+        self.answers = [Answer(answer) for answer in answers]
         self.go = asyncio.Event()
 
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert return_exceptions
-        async with asyncio.timeout(timeout_s):
-            await self.go.wait()
+    async def _fetch_replica_results_async(self) -> list[Answer]:
+        await self.go.wait()
         return self.answers
 
 
@@ -65,6 +87,41 @@ async def test_no_answer_in_time_is_unavailable() -> None:
     replicas = RayReplicas(Handle([]))  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="in time"):
         await replicas.statuses(0.01)
+    with pytest.raises(Unavailable, match="in time"):
+        await told_at_once(Handle([HANGS, HANGS]), 0.01)
+
+
+async def told_at_once(handle: Handle, timeout_s: float) -> list[Any]:
+    replicas = RayReplicas(handle)  # type: ignore[arg-type]
+    telling = asyncio.create_task(replicas.tell("retry", {"v": 1}, timeout_s))
+    await handle.asked(1)
+    handle.broadcasts[0].go.set()
+    return list(await telling)
+
+
+async def test_a_replica_that_hangs_does_not_silence_the_others() -> None:
+    handle = Handle([{"slot": 0}, HANGS, ActorDiedError(), None, {"slot": 3}])
+    began_s = time.monotonic()
+    assert await told_at_once(handle, 0.2) == [{"slot": 0}, {"slot": 3}]
+    assert 0.2 <= time.monotonic() - began_s < 1.0
+    await asyncio.sleep(0)
+    assert handle.broadcasts[0].answers[1].given_up, "nobody waits for it any more"
+
+
+async def test_what_is_retired_must_reach_one_that_hangs() -> None:
+    handle = Handle([None, HANGS])
+    replicas = RayReplicas(handle)  # type: ignore[arg-type]
+    telling = asyncio.create_task(replicas.drop([adapter("one")], True, 0.05))
+    await handle.asked(1)
+    handle.broadcasts[0].go.set()
+    with pytest.raises(Unavailable, match="Not every replica was told"):
+        await telling
+
+
+def test_ray_has_the_parts_that_answers_are_read_by() -> None:
+    fetch = DeploymentBroadcastResponse._fetch_replica_results_async
+    assert inspect.iscoroutinefunction(fetch)
+    assert inspect.iscoroutinefunction(ReplicaResult.get_async)
 
 
 @pytest.mark.parametrize("answers", [[None, None], [None, ActorDiedError()], []])
