@@ -131,6 +131,10 @@ class Requests:
         self._accounts.produced(sequence.request.id, num_new + num_dropped, amount)
         self._counters.output(sequence.usage, num_new)
 
+    def billed(self, sequence: Sequence) -> None:
+        """A step was added to its tenant's usage after it had left its row: that is told, too."""
+        self._counters.usage.of(sequence.tenant)
+
     def preempt(self, sequence: Sequence, now: float) -> None:
         """It waits again, at the head of its queue, and will be computed anew."""
         self._holdings.give_back(sequence)

@@ -45,8 +45,9 @@ class Settling:
         outputs: list[SequenceOutput] = []
         for i, (span, tokens) in enumerate(zip(plan.spans, result.tokens, strict=True)):
             sequence, row, start, num_tokens, _, _, _, _ = span
-            sequence.usage.device_s += row_s
+            sequence.usage.device_s += row_s + token_s * (num_tokens - 1)
             if sequence.row != row or plan_id < sequence.first_plan:
+                self._requests.billed(sequence)
                 continue
             # Nearly every row of nearly every step: one more token, and nothing else happens.
             if start < sequence.quiet_to and not failed and tokens[0] not in sequence.stops:
@@ -54,7 +55,6 @@ class Settling:
                 sequence.num_pending -= 1
                 outputs.append(new_output((sequence.request.id, tokens, *_NOTHING_ELSE)))
                 continue
-            sequence.usage.device_s += token_s * (num_tokens - 1)
             if failed and result.failed[i]:
                 outputs += self._fail(sequence, now)
                 continue

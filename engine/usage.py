@@ -54,6 +54,7 @@ class ByteSeconds:
         self._now = 0.0
         self._held: dict[str, tuple[int, float]] = {}  # bytes, since when
         self._past: dict[str, float] = {}
+        self._left: set[str] = set()
 
     def pass_time(self, now: float) -> None:
         """What follows happens at `now` (seconds, monotonic)."""
@@ -65,12 +66,18 @@ class ByteSeconds:
         self._past[tenant] = self._past.get(tenant, 0.0) + held * (self._now - since)
         if held + num_bytes:
             self._held[tenant] = (held + num_bytes, self._now)
-        else:
-            self._held.pop(tenant, None)
+        elif self._held.pop(tenant, None) is not None:
+            self._left.add(tenant)
 
     def of(self, tenant: str) -> float:
         held, since = self._held.get(tenant, (0, 0.0))
         return self._past.get(tenant, 0.0) + held * (self._now - since)
+
+    def take_left(self) -> set[str]:
+        """Who has come to hold nothing since the last call: nothing will be added to what they
+        have held, until they hold something again."""
+        left, self._left = self._left, set()
+        return left
 
     def holders(self) -> Iterator[str]:
         return iter(self._held)
@@ -98,7 +105,8 @@ class UsageBook:
         """Of tenants that have used something since the last call, `running` among them. Those of
         whom merely adapters lie here take turns, so that thousands cost no step more than a few.
         """
-        touched, self._touched = self._touched.union(running), set()
+        left = self._host.take_left() | self._device.take_left()
+        touched, self._touched = self._touched.union(running, left), set()
         if not self._waiting:
             self._waiting = list({*self._host.holders(), *self._device.holders()})
         touched.update(self._waiting[-MAX_IDLE_TOLD:])

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from engine.config import ScheduleConfig
 from engine.messages import Abort
 from engine.types import Tenant
 from engine.usage import MAX_IDLE_TOLD, ByteSeconds, TenantUsage, UsageBook
@@ -16,15 +17,27 @@ STEP_S = 0.01
 TENANTS = ("a", "b", "c")
 
 
+def schedule(depth: int) -> ScheduleConfig:
+    return ScheduleConfig(max_seqs=8, max_step_tokens=64, depth=depth)
+
+
 def usage_of(world: World) -> dict[str, TenantUsage]:
     world.engine.scheduler.stats(world.clock())
     return {u.tenant: u for u in world.engine.scheduler.counters.usage.all()}
 
 
-def test_the_sum_over_tenants_is_the_whole_and_each_part_its_own() -> None:
+def device_s(world: World) -> float:
+    """Of all steps; one that only moves pages is nobody's."""
+    steps = [plan.num_tokens for plan in world.device.plans if plan.spans]
+    return STEP_S * len(steps) + world.device.token_s * sum(steps)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_sum_over_tenants_is_the_whole_and_each_part_its_own(depth: int) -> None:
     """Random traffic that shares prefixes, is preempted, aborted, and takes turns with adapters."""
     rng = random.Random(5)
-    world = World(config(num_pages=30), step_s=STEP_S)
+    world = World(config(num_pages=30, schedule=schedule(depth)), step_s=STEP_S)
+    world.device.token_s = STEP_S / 20
     refs = [adapter(f"{tenant}{i}", 2 + i, tenant) for tenant in TENANTS for i in range(3)]
     prompts: dict[str, int] = defaultdict(int)
     byte_s: dict[str, float] = defaultdict(float)
@@ -48,8 +61,7 @@ def test_the_sum_over_tenants_is_the_whole_and_each_part_its_own() -> None:
     counters = scheduler.counters
     assert counters.num_preemptions and set(usage) == set(TENANTS)
     assert sum(u.output_tokens for u in usage.values()) == counters.output_tokens
-    whole_s = STEP_S * counters.num_steps  # a step that only moves pages is nobody's
-    assert sum(u.device_s for u in usage.values()) == pytest.approx(whole_s, rel=0.02)
+    assert sum(u.device_s for u in usage.values()) == pytest.approx(device_s(world))
     for tenant, used in usage.items():
         answers = [a for name, a in world.answers.items() if name.startswith(tenant)]
         assert used.output_tokens == sum(len(a.tokens) for a in answers)
@@ -70,6 +82,25 @@ def test_a_steps_time_is_divided_by_rows_where_all_decode() -> None:
     usage = usage_of(world)
     assert usage["b"].device_s == pytest.approx(3 * usage["a"].device_s)
     assert usage["a"].device_s == pytest.approx(40 * STEP_S / 4)
+
+
+def test_who_hangs_up_while_its_prompt_is_read_pays_for_that_and_it_is_told() -> None:
+    world = World(config(schedule=schedule(1)), step_s=STEP_S)
+    world.device.token_s = STEP_S / 2
+    for number, tenant in enumerate("aabab"):
+        world.submit(f"r{number}", tenant=tenant, prompt=10 * number + 5)
+        world.run()
+    scheduler = world.engine.scheduler
+    world.submit("gone", tenant="b", prompt=60)
+    world.step()
+    world.engine.deliver(Abort("gone"))
+    early = scheduler.stats(world.clock())  # its step is under way still
+    world.run()
+    told: dict[str, float] = {}
+    for stats in (*world.stats, early, scheduler.stats(world.clock())):
+        for used in stats.usage:
+            told[used.tenant] = max(told.get(used.tenant, 0.0), used.device_s)
+    assert sum(told.values()) == pytest.approx(device_s(world))
 
 
 def test_bytes_times_the_time_that_they_are_there() -> None:
@@ -96,6 +127,21 @@ def test_an_adapter_that_nobody_uses_goes_on_taking_room() -> None:
     assert after.device_byte_s - before.device_byte_s == pytest.approx(10 * size)
     assert after.host_byte_s - before.host_byte_s == pytest.approx(10 * size)
     assert world.clock() == now + 10.0 and after.device_s == before.device_s
+
+
+def test_what_the_last_adapter_took_is_told_when_it_has_left_a_tier() -> None:
+    host, device = ByteSeconds(), ByteSeconds()
+    book = UsageBook(host, device)
+    for tier in (host, device):
+        tier.add("a", 100)
+    book.take_changes([])
+    for tier in (host, device):
+        tier.pass_time(7.0)
+        tier.add("a", -100)
+        tier.pass_time(9.0)
+    (told,) = book.take_changes([])
+    assert (told.tenant, told.host_byte_s, told.device_byte_s) == ("a", 700, 700)
+    assert book.take_changes([]) == ()
 
 
 def test_changes_are_told_once_and_thousands_whose_adapters_only_lie_there_take_turns() -> None:
