@@ -41,19 +41,24 @@ class UsageLedger:
         self._lives: dict[str, _Life] = {}
         self._past: dict[str, Counts] = {}
         self._folded: set[str] = set()
+        self._undeleted: set[str] = set()
+        """Of those: whose records may still be there."""
 
-    def load(self, records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """(key, value) of all that is saved. The keys to delete: lives that `past` has, too."""
+    def load(self, records: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """(key, value) of all that is saved. Lives that `past` has are no more than to be deleted,
+        see `fold`."""
         lives = dict(records)
         past = lives.pop(USAGE + PAST, None)
         if past is not None:
             self._past = {t: _counts(told) for t, told in past["tenants"].items()}
             self._folded = set(past["lives"])
-        stale = [key for key in lives if key.removeprefix(USAGE) in self._folded]
-        for key in lives.keys() - stale:
-            tenants = {t: _counts(told) for t, told in lives[key]["tenants"].items()}
-            self._lives[key.removeprefix(USAGE)] = _Life(tenants=tenants, is_saved=True)
-        return stale
+        for key, value in lives.items():
+            epoch = key.removeprefix(USAGE)
+            if epoch in self._folded:
+                self._undeleted.add(epoch)
+                continue
+            tenants = {t: _counts(told) for t, told in value["tenants"].items()}
+            self._lives[epoch] = _Life(tenants=tenants, is_saved=True)
 
     def order(self) -> dict[str, Any]:
         """To the replicas, see `books`."""
@@ -92,11 +97,11 @@ class UsageLedger:
         return sorted(set[str]().union(*parts))
 
     def unsaved(self) -> dict[str, dict[str, Any]]:
-        """The records to write; they count as saved."""
+        """The records to write, which nothing changes any more; they count as saved."""
         records = {}
         for epoch, life in self._lives.items():
             if not life.is_saved:
-                records[USAGE + epoch] = {"v": RECORD_VERSION, "tenants": dict(life.tenants)}
+                records[USAGE + epoch] = _record(life.tenants)
                 life.is_saved = True
         return records
 
@@ -107,22 +112,32 @@ class UsageLedger:
 
     def fold(self, now: float) -> tuple[dict[str, Any], list[str]] | None:
         """Adds lives long gone to the past: the record of the past, to be written first, and the
-        keys to delete then. None where there are none."""
+        keys to delete then. The same, and more, until they are `deleted`. None where there are
+        none."""
         gone = [
             epoch
             for epoch, life in self._lives.items()
             if life.missing_s is not None and now - life.missing_s > GONE_S
         ]
-        if not gone:
-            return None
         for epoch in gone:
             for tenant, counts in self._lives.pop(epoch).tenants.items():
                 past = self._past.setdefault(tenant, dict.fromkeys(FIELDS, 0))
                 for name in FIELDS:
                     past[name] += counts[name]
-        self._folded = set(gone)
-        value = {"v": RECORD_VERSION, "lives": gone, "tenants": dict(self._past)}
-        return value, [USAGE + epoch for epoch in gone]
+        self._folded.update(gone)
+        self._undeleted.update(gone)
+        if not self._undeleted:
+            return None
+        lives = sorted(self._undeleted)
+        return {**_record(self._past), "lives": lives}, [USAGE + epoch for epoch in lives]
+
+    def deleted(self, keys: Iterable[str]) -> None:
+        """The past is written, and these are deleted."""
+        self._undeleted.difference_update(key.removeprefix(USAGE) for key in keys)
+
+
+def _record(tenants: Mapping[str, Counts]) -> dict[str, Any]:
+    return {"v": RECORD_VERSION, "tenants": {t: dict(counts) for t, counts in tenants.items()}}
 
 
 def _counts(told: Mapping[str, Any]) -> Counts:

@@ -3,14 +3,16 @@ whom it concerns."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.control.usage_keeper import UsageKeeper
+from deployments.control.usage_keeper import FRESH_S, UsageKeeper
 from deployments.control.usage_ledger import FIELDS, GONE_S, USAGE, UsageLedger
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
@@ -33,6 +35,9 @@ class Fleet:
         self.whole: dict[str, int] = {}
         self._tokens: list[dict[str, int]] = [{} for _ in range(num)]
         self.books = [self._life() for _ in range(num)]
+        self.num_told = 0
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
 
     def _life(self) -> Books:
         self.num_lives += 1
@@ -56,10 +61,14 @@ class Fleet:
         assert method == "gather_usage"
         if self.away:
             raise Unavailable("away")
+        self.num_told += 1
+        if not self.answers.is_set():
+            self.asked.set()
+            await self.answers.wait()
         return [book.usage(order) for book in self.books]
 
 
-def keeper(fleet: Fleet, registry: Registry, clock: VirtualClock) -> UsageKeeper:
+def keeper(fleet: Fleet, registry: Registry | Faulty, clock: VirtualClock) -> UsageKeeper:
     return UsageKeeper(fleet, registry, clock)  # type: ignore[arg-type]
 
 
@@ -68,11 +77,38 @@ async def totals(kept: UsageKeeper) -> dict[str, int]:
     return {used["tenant"]: used["output_tokens"] for used in found["data"]}
 
 
-async def test_counts_outlive_replicas_and_control(tmp_path: Path) -> None:
-    """Random service, deaths and silences; only control's death with a replica's may lose any."""
+class Faulty:
+    """A registry some of whose writes fail, half of those after they were made. `fails`: how many,
+    of one, by method."""
+
+    def __init__(self, registry: Registry, rng: random.Random) -> None:
+        self._registry = registry
+        self._rng = rng
+        self.fails: dict[str, float] = {}
+        self.list = registry.list
+
+    def put(self, key: str, value: Mapping[str, Any], expected_rev: int | None) -> int:
+        return self._write("put", lambda: self._registry.put(key, value, expected_rev))
+
+    def delete(self, key: str, expected_rev: int | None) -> int:
+        return self._write("delete", lambda: self._registry.delete(key, expected_rev))
+
+    def _write(self, method: str, write: Callable[[], int]) -> int:
+        if self._rng.random() >= self.fails.get(method, 0.0):
+            return write()
+        if self._rng.random() < 0.5:
+            write()
+        raise Unavailable("lost")
+
+
+@pytest.mark.parametrize("fails", [{}, {"put": 0.3, "delete": 0.3}])
+async def test_counts_outlive_replicas_and_control(tmp_path: Path, fails: dict[str, float]) -> None:
+    """Random service, deaths and silences, and writes that fail; only control's death with a
+    replica's may lose any, and nothing counts twice."""
     rng, clock, fleet = random.Random(4), VirtualClock(), Fleet(3)
     registry = open_registry(f"sqlite://{tmp_path}/registry.db")
-    kept = keeper(fleet, registry, clock)
+    faulty = Faulty(registry, rng)
+    kept = keeper(fleet, faulty, clock)
     before: dict[str, int] = {}
     for turn in range(120):
         clock.sleep(rng.choice([1.0, 30.0, GONE_S]))
@@ -86,16 +122,50 @@ async def test_counts_outlive_replicas_and_control(tmp_path: Path) -> None:
             assert all(now.get(tenant, 0) >= num for tenant, num in before.items())
         if not fleet.away and rng.random() < 0.3:
             fleet.restart(rng.randrange(3))
+        faulty.fails = fails
         if rng.random() < 0.5:
-            await kept.save()
+            with suppress(Unavailable):
+                await kept.save()
         if turn % 10 == 9:
             fleet.away = False
+            clock.sleep(FRESH_S)
             before = await totals(kept)
-            await kept.save()
+            # All that is counted is written; whether what is in the past is deleted, is open.
+            faulty.fails = {"delete": 1.0} if fails else {}
+            with suppress(Unavailable):
+                await kept.save()
             kept.close()
-            kept = keeper(fleet, registry, clock)
+            kept = keeper(fleet, faulty, clock)
             assert await totals(kept) == before == fleet.whole
+    faulty.fails = {}
+    await kept.save()
     assert len(registry.list(USAGE).entries) < fleet.num_lives, "old lives are added up"
+    kept.close()
+    registry.close()
+
+
+async def test_however_many_ask_replicas_are_asked_once_a_second_and_saving_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    clock, fleet = VirtualClock(), Fleet(1)
+    registry = open_registry(f"sqlite://{tmp_path}/registry.db")
+    kept = keeper(fleet, registry, clock)
+    fleet.serve(0, "a", 5)
+    assert await totals(kept) == {"a": 5} and fleet.num_told == 1
+    fleet.serve(0, "a", 1)
+    clock.sleep(0.9 * FRESH_S)
+    assert await totals(kept) == {"a": 5} and fleet.num_told == 1
+    clock.sleep(0.1 * FRESH_S)
+    fleet.answers.clear()
+    asking = [asyncio.create_task(totals(kept)) for _ in range(100)]
+    async with asyncio.timeout(5):
+        await fleet.asked.wait()
+        asking.pop(0).cancel()  # a client goes
+        await kept.save()
+        assert {e.key for e in registry.list(USAGE).entries}
+        fleet.answers.set()
+        assert await asyncio.gather(*asking) == 99 * [{"a": 6}]
+    assert fleet.num_told == 2
     kept.close()
     registry.close()
 
@@ -129,7 +199,8 @@ def test_cut_off_between_the_two_writes_of_folding_nothing_counts_twice() -> Non
     assert folded is not None and folded[1] == [USAGE + "life-1"]
     records[USAGE + "past"] = folded[0]
     again = UsageLedger()
-    assert again.load(records.items()) == folded[1]
+    again.load(records.items())
+    assert again.fold(0.0) == folded, "it is yet to be deleted"
     assert again.total("a")["output_tokens"] == 10
     again.read([fleet.books[0].usage(again.order())], 0.0)
     assert again.total("a")["output_tokens"] == 10, "it is in the past"
