@@ -7,6 +7,7 @@ retires by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from deployments.control.sidecars import Sidecars
 from deployments.placing import Placing
@@ -15,6 +16,7 @@ from deployments.registry.alias import CANARY, PRODUCTION
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
+from deployments.trial_counts import Trial
 from engine.adapters.digest import digest
 from engine.adapters.store import (
     CONFIG,
@@ -88,7 +90,8 @@ class Adapters:
                 self.check_quota(tenant, ref)
             if is_new or version.probes:
                 record = record.with_version(version)
-            return placing.of(record, ref.digest).collected(self._keep, self._clock())
+            now = self._clock()
+            return placing.of(record, ref.digest, now).collected(self._keep, now)
 
         record = self._update(ref.tenant, ref.name, added)
         self._note(record)
@@ -111,7 +114,8 @@ class Adapters:
             _check_expected(record, placing.alias or PRODUCTION, expect)
             found = record.find(version)
             self._check_whole(found)
-            return placing.of(record, found.ref.digest).collected(self._keep, self._clock())
+            now = self._clock()
+            return placing.of(record, found.ref.digest, now).collected(self._keep, now)
 
         return self._changed(tenant, name, promoted)
 
@@ -137,6 +141,23 @@ class Adapters:
             return back
 
         return self._changed(tenant, name, rolled_back)
+
+    def end_trial(self, trial: Trial, why: str) -> bool:
+        """The canary of `trial` ends, and the record says why; False, and nothing is changed, where
+        it is not the trial that runs. Raises Conflict where others keep changing the record."""
+        tenant, _, name = trial.model.partition("/")
+        runs = False
+
+        def ended(record: AdapterRecord | None) -> AdapterRecord:
+            nonlocal runs
+            if record is None:
+                raise _unknown(tenant, name)
+            runs = Trial.of(record) == trial
+            return record.rolled_back(CANARY, at_s=self._clock(), why=why) if runs else record
+
+        with suppress(NotFound):
+            self._update(tenant, name, ended)
+        return runs
 
     def remove_alias(self, tenant: str, name: str, alias: str) -> AdapterRecord:
         """Raises NotFound, Conflict."""

@@ -15,7 +15,7 @@ from deployments.ingress.catalog import Catalog
 from deployments.ingress.generation import Model
 from deployments.pins import Pins
 from deployments.tier_orders import SlotPin, pins_order
-from engine.errors import LoraplexError, NotFound, Unavailable
+from engine.errors import Conflict, LoraplexError, NotFound, Unavailable
 from router.owners import owners
 
 logger = logging.getLogger(__name__)
@@ -58,9 +58,18 @@ class PinKeeper:
 
     async def forget(self, tenant: str, name: str) -> None:
         """The adapter is retired: its pin, if it has one, ends. Raises Unavailable."""
-        with suppress(NotFound):
+        try:
             await asyncio.to_thread(self.pins.unpin, tenant, name)
-            await self.push_now()
+        except NotFound:
+            return
+        except (Conflict, Unavailable) as error:
+            logger.warning("%s/%s keeps its pin: %s", tenant, name, error.message)
+            raise Unavailable(
+                "It is retired, but its pin could not be ended. Retire it once more.",
+                code="pin_stays",
+                retry_after_s=1.0,
+            ) from None
+        await self.push_now()
 
     async def push_now(self) -> None:
         """The registry has a change: replicas that can't be told now are told by `run`."""

@@ -28,8 +28,8 @@ class Placing:
             raise InvalidRequest("Only a canary has a gate: --as canary.", param="gate")
         return self
 
-    def of(self, record: AdapterRecord, digest: str) -> AdapterRecord:
-        """Raises InvalidRequest, NotFound, Conflict."""
+    def of(self, record: AdapterRecord, digest: str, at_s: float) -> AdapterRecord:
+        """at_s: now, Unix time. Raises InvalidRequest, NotFound, Conflict."""
         self.checked()
         if self.alias == CANARY:
             if PRODUCTION not in record.aliases:
@@ -39,5 +39,5 @@ class Placing:
                     code="no_production",
                     param="as",
                 )
-            return record.with_canary(digest, self.weight, self.gate)
+            return record.with_canary(digest, self.weight, self.gate, at_s=at_s)
         return record if self.alias is None else record.promoted(digest, self.alias)

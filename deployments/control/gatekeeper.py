@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deployments.adapters import Adapters
-from deployments.gate import GateSection, State, Verdict, decide, view
+from deployments.gate import GateSection, State, decide, view
 from deployments.ingress.trials import TRIALS_VERSION
-from deployments.registry.alias import CANARY
 from deployments.trial_counts import Sides, Trial
-from engine.errors import Conflict, InvalidRequest, NotFound
+from engine.errors import Conflict, InvalidRequest
 
 logger = logging.getLogger(__name__)
 KEPT_S = 600.0
@@ -25,13 +24,10 @@ KEPT_S = 600.0
 
 @dataclass(slots=True)
 class _Book:
-    """told: by the epoch of the ingress. ended: its canary is none any more."""
+    """What is known of one trial. told: by the epoch of the ingress."""
 
-    trial: Trial
     told: dict[str, Sides] = field(default_factory=dict)
     heard_s: float = 0.0
-    verdict: Verdict | None = None
-    ended: bool = False
 
 
 class Gatekeeper:
@@ -40,47 +36,41 @@ class Gatekeeper:
     def __init__(self, gate: GateSection, adapters: Adapters, clock: Callable[[], float]) -> None:
         """clock: seconds."""
         self._gate, self._adapters, self._clock = gate, adapters, clock
-        self._books: dict[str, _Book] = {}
+        self._books: dict[Trial, _Book] = {}
 
     def observe(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """An ingress's counts (`Trials.report`); the models whose canary it ended. Raises
         InvalidRequest for what can't be read, Unavailable where the registry isn't there."""
         epoch, told = _read(report)
         now = self._clock()
-        self._books = {m: b for m, b in self._books.items() if now - b.heard_s < KEPT_S}
+        self._books = {t: b for t, b in self._books.items() if now - b.heard_s < KEPT_S}
         ended = []
         for trial, sides in told:
-            book = self._books.get(trial.model)
-            if book is None or book.trial != trial:
-                book = self._books[trial.model] = _Book(trial)
+            # An ingress whose copy of the registry is late tells of the trial before, meanwhile.
+            book = self._books.setdefault(trial, _Book())
             book.told[epoch] = sides
             book.heard_s = now
-            if not book.ended:
-                book.verdict = decide(Sides.total(book.told.values()), self._gate)
-                if book.verdict.state is State.WORSE:
-                    if self._roll_back(trial, book.verdict.why):
-                        ended.append(trial.model)
-                    book.ended = True
+            verdict = decide(Sides.total(book.told.values()), self._gate)
+            if verdict.state is State.WORSE and self._roll_back(trial, verdict.why):
+                ended.append(trial.model)
         return {"ended": ended}
 
     def trial(self, model: str) -> dict[str, Any]:
-        """{"trial": what is known of the model's trial, or None}."""
-        book = self._books.get(model)
-        if book is None or book.verdict is None:
+        """{"trial": what is known of the model's newest trial that was told of, or None}."""
+        known = [(t, b) for t, b in self._books.items() if t.model == model]
+        if not known:
             return {"trial": None}
+        trial, book = max(known, key=lambda one: (one[0].number, one[1].heard_s))
         sides = Sides.total(book.told.values())
-        return {
-            "trial": {**asdict(book.trial), **asdict(book.verdict), **view(sides, self._gate)},
-        }
+        verdict = decide(sides, self._gate)
+        return {"trial": {**asdict(trial), **asdict(verdict), **view(sides, self._gate)}}
 
     def _roll_back(self, trial: Trial, why: str) -> bool:
-        """Whether its canary was one still."""
-        tenant, _, name = trial.model.partition("/")
+        """Whether it ran till now. Where others were faster, the next report tries again."""
         try:
-            self._adapters.roll_back(
-                tenant, name, CANARY, expect=trial.canary, why=f"canary gate: {why}"
-            )
-        except (Conflict, NotFound) as error:  # somebody was faster
+            if not self._adapters.end_trial(trial, f"canary gate: {why}"):
+                return False
+        except Conflict as error:
             logger.info("canary gate: %s", error.message)
             return False
         canary = trial.canary[:12]

@@ -149,10 +149,16 @@ class AdapterRecord:
         return self._with_alias(alias, before)
 
     def with_canary(
-        self, digest: str, weight: float | None, gate: bool | None = None, alias: str = PRODUCTION
+        self,
+        digest: str,
+        weight: float | None,
+        gate: bool | None = None,
+        alias: str = PRODUCTION,
+        *,
+        at_s: float = 0.0,
     ) -> AdapterRecord:
         """`digest` gets the share `weight` of `alias`, None: that of the canary before it, if any;
-        gate: see `Alias.with_canary`. Raises InvalidRequest, Conflict."""
+        gate, at_s: see `Alias.with_canary`. Raises InvalidRequest, Conflict."""
         before = self._alias(alias)
         share = before.weight if weight is None else weight
         if not 0.0 <= share <= 1.0:
@@ -160,7 +166,7 @@ class AdapterRecord:
         if before.digest == digest:
             already = f"{self.model}@{alias} stands for {digest[:12]} already"
             raise Conflict(f"{already}: its canary must be another version.", param="version")
-        return self._with_alias(alias, before.with_canary(digest, share, gate))
+        return self._with_alias(alias, before.with_canary(digest, share, gate, at_s))
 
     def rolled_back(
         self, alias: str = PRODUCTION, *, at_s: float = 0.0, why: str = ""

@@ -36,7 +36,8 @@ class Alias:
     canary, weight  the share, in [0, 1], of the alias's sessions that `canary` gets; None: none
     history         what it stood for before, newest last, for rolling back
     gate            whether a canary that is worse is rolled back by itself
-    trial           number of the canary, so that the same version again is another trial
+    trial           number of the canary, so that the same version again is another trial, also
+                    of an adapter that was retired and published anew; 0: there was none yet
     ended           canaries that were rolled back, newest last
     """
 
@@ -52,11 +53,13 @@ class Alias:
         """The canary's share comes first, so that widening it moves nobody back."""
         return self.canary if self.canary is not None and at() < self.weight else self.digest
 
-    def with_canary(self, digest: str, weight: float, gate: bool | None) -> Alias:
-        """gate None: that of the canary before it, if one runs, else on."""
+    def with_canary(self, digest: str, weight: float, gate: bool | None, at_s: float) -> Alias:
+        """gate None: that of the canary before it, if one runs, else on. at_s: now, Unix time."""
         if gate is None:
             gate = self.gate or self.canary is None
-        trial = self.trial + (self.canary != digest)
+        trial = self.trial
+        if self.canary != digest:
+            trial = max(trial + 1, int(at_s * 1000))
         return replace(self, canary=digest, weight=weight, gate=gate, trial=trial)
 
     def without_canary(self, at_s: float = 0.0, why: str = "") -> Alias:

@@ -228,10 +228,10 @@ class AdapterRoutes:
         record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
         await self.desk.catalog.refresh()
-        if version is None:
-            await self.keeper.forget(tenant, name)
         refs = unused(record, version, self.desk.catalog.adapters(tenant))
         await self._orders.drop(refs, now)
+        if version is None:
+            await self.keeper.forget(tenant, name)
         dead = {v.ref.digest for v in record.tombstones(version)}
         shared = sorted(dead - {ref.digest for ref in refs})
         return JSONResponse({**adapter_view(record, caller.is_operator), "shared": shared})
@@ -254,13 +254,14 @@ class AdapterRoutes:
 
     async def _trial(self, record: AdapterRecord) -> Mapping[str, Any] | None:
         """What the gate says of the canary that runs, once it has seen some of it."""
-        if Trial.of(record) is None:
+        trial = Trial.of(record)
+        if trial is None:
             return None
         try:
             known = await self.control.trial(record.model)
         except Unavailable:
             return None
-        return known
+        return known if known is not None and known["number"] == trial.number else None
 
     async def _statuses(self) -> Sequence[Mapping[str, Any]]:
         try:

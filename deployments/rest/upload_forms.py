@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 
@@ -19,7 +17,7 @@ from deployments.ingress.serving import Sources
 from deployments.orders import Source, upload_prefix
 from deployments.registry.records import check_name
 from deployments.rest.edge import BODY_TIMEOUT_S
-from deployments.rest.rest_bodies import PublishBody, parse
+from deployments.rest.rest_bodies import PublishBody, parse_form
 from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES, ObjectStore
 from engine.errors import InvalidRequest, Unavailable
 
@@ -71,7 +69,7 @@ class UploadForms:
 
 def _checked(upload: Upload) -> PublishBody:
     """What is refused anyhow is not stored first."""
-    body = parse(PublishBody, _values(upload.fields))
+    body = parse_form(PublishBody, upload.fields)
     if body.folder is not None or body.prefix is not None:
         raise InvalidRequest("Give one of folder and prefix, or upload the files.", param="folder")
     body.placing()
@@ -80,15 +78,3 @@ def _checked(upload: Upload) -> PublishBody:
         if name not in upload.files:
             raise missing_file(name, upload.files)
     return body
-
-
-def _values(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Numbers, booleans and lists are written as in JSON."""
-    values: dict[str, Any] = dict(fields)
-    for name in ("weight", "promote", "probes"):
-        if name in values:
-            try:
-                values[name] = json.loads(values[name])
-            except (ValueError, RecursionError):
-                raise InvalidRequest(f"{name} is not JSON.", param=name) from None
-    return values

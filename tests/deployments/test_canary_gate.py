@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +14,10 @@ from deployments.command_line.canary_lines import canary_lines
 from deployments.control.gatekeeper import Gatekeeper
 from deployments.gate import GateSection
 from deployments.ingress.trials import failure
+from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
+from deployments.trial_counts import Trial
 from engine.errors import (
     AdapterRejected,
     AdapterUnavailable,
@@ -26,12 +30,22 @@ from engine.errors import (
     TooManyRequests,
     Unavailable,
 )
+from tests.support.contended import Contended
 from tests.support.ingress import InProcess, World, bearer, echo
 from tests.support.memory_control import put_version
 
 GATE = {"min_requests": 20, "report_s": 0.02, "warm_up_s": 0.0}
 TWO = "/v1/adapters/t1/two"
 NUMBERS = itertools.count()
+GOOD = {"answered": 50, "errors": {}, "first": {}, "token": {}}
+BAD = {**GOOD, "answered": 0, "errors": {"not_finite": 50}}
+EVEN = {"canary": GOOD, "production": GOOD}
+WORSE = {"canary": BAD, "production": GOOD}
+
+
+def report(trial, sides, epoch="a"):
+    """What an ingress tells of a trial."""
+    return {"v": 1, "epoch": epoch, "trials": [{"trial": asdict(trial), "sides": sides}]}
 
 
 @pytest.fixture
@@ -217,12 +231,88 @@ async def test_somebody_else_may_be_faster(world, versions, clients):
     """The canary is another by the time that the gate finds it worse: it stays."""
     first, second = versions
     await canary(clients, world, second, weight=0.5)
-    sides = {
-        "canary": {"answered": 0, "errors": {"not_finite": 50}, "first": {}, "token": {}},
-        "production": {"answered": 50, "errors": {}, "first": {}, "token": {}},
-    }
-    trial = {"model": "t1/two", "number": 1, "production": first, "canary": "f" * 64}
-    report = {"v": 1, "epoch": "a", "trials": [{"trial": trial, "sides": sides}]}
-    assert world.control.gatekeeper.observe(report) == {"ended": []}
+    trial = Trial("t1/two", 9000, first, "f" * 64)
+    assert world.control.gatekeeper.observe(report(trial, WORSE)) == {"ended": []}
     alias = (await admin(clients[0], world, "GET", TWO))["aliases"]["production"]
     assert (alias["canary"], alias["ended"]) == (second, [])
+
+
+# Control alone ------------------------------------------------------------------------------------
+@pytest.fixture
+def registry(world):
+    return Contended(world.registry)
+
+
+@pytest.fixture
+def adapters(world, registry):
+    """Whose clock goes on by a second with each look."""
+    clock = itertools.count(100.0)
+    return Adapters(registry, world.store, keep_versions=10, clock=lambda: next(clock))
+
+
+@pytest.fixture
+def keeper(adapters):
+    return Gatekeeper(GateSection(**GATE), adapters, lambda: 0.0)
+
+
+def start(adapters, digest):
+    """The trial that begins with this canary."""
+    record = adapters.promote("t1", "two", digest, Placing("canary", 0.5))
+    trial = Trial.of(record)
+    assert trial is not None and trial.canary == digest
+    return trial
+
+
+def running(adapters):
+    return Trial.of(adapters.get("t1", "two"))
+
+
+def test_a_rollback_that_others_came_before_is_tried_again(versions, registry, adapters, keeper):
+    trial = start(adapters, versions[1])
+    registry.times = 8
+    assert keeper.observe(report(trial, WORSE)) == {"ended": []}
+    assert (registry.times, running(adapters)) == (0, trial)
+    assert keeper.observe(report(trial, WORSE)) == {"ended": ["t1/two"]}
+    assert running(adapters) is None
+    assert keeper.observe(report(trial, WORSE)) == {"ended": []}
+    assert len(adapters.get("t1", "two").aliases["production"].ended) == 1
+
+
+def test_the_counts_of_a_trial_before_end_no_other(world, versions, adapters, keeper):
+    """An ingress whose copy of the registry is late tells of it for a while."""
+    first, second = versions
+    before = start(adapters, second)
+    keeper.observe(report(before, EVEN))
+    adapters.remove_alias("t1", "two", "canary")
+    trial = start(adapters, second)
+    assert trial != before
+    for _ in range(2):
+        assert keeper.observe(report(before, WORSE, "late")) == {"ended": []}
+        assert keeper.observe(report(trial, EVEN)) == {"ended": []}
+        assert running(adapters) == trial
+        known = keeper.trial("t1/two")["trial"]
+        assert (known["number"], known["state"]) == (trial.number, "holding")
+    assert keeper.observe(report(trial, WORSE)) == {"ended": ["t1/two"]}
+    # Of the same number, beside another production; back again, it is judged.
+    trial = start(adapters, second)
+    third = put_version(world.store, "t1", "two", b"three")
+    adapters.add(third, Placing(), TenantRecord("t1"))
+    assert keeper.observe(report(trial, WORSE)) == {"ended": []}
+    assert running(adapters).production == third.ref.digest
+    adapters.promote("t1", "two", first, Placing())
+    assert keeper.observe(report(trial, WORSE)) == {"ended": ["t1/two"]}
+
+
+def test_an_adapter_made_anew_begins_another_trial(versions, adapters, keeper):
+    """Retired and published again with the bytes that it had: its canary is judged as any."""
+    record = adapters.get("t1", "two")
+    before = start(adapters, versions[1])
+    assert keeper.observe(report(before, WORSE)) == {"ended": ["t1/two"]}
+    adapters.retire("t1", "two", "test")
+    for version in record.versions:
+        placing = Placing() if version.ref.digest == versions[0] else Placing(None)
+        adapters.add(version, placing, TenantRecord("t1"))
+    trial = start(adapters, versions[1])
+    assert trial.number > before.number
+    assert keeper.observe(report(before, WORSE)) == {"ended": []}
+    assert keeper.observe(report(trial, WORSE)) == {"ended": ["t1/two"]}

@@ -103,6 +103,9 @@ def test_a_canary_takes_its_share_first():
     over = record.promoted(digest(2))
     assert over.aliases["production"] == Alias(digest(2), history=(digest(1),), trial=1)
     assert record.rolled_back("canary").aliases["production"] == Alias(digest(1), trial=1)
+    later = record.rolled_back("canary").with_canary(digest(2), 0.5, at_s=9.5)
+    assert later.aliases["production"].trial == 9500
+    assert later.with_canary(digest(2), 0.6, at_s=11).aliases["production"].trial == 9500
     with pytest.raises(Conflict, match="stands for"):
         record.with_canary(digest(1), 0.5)
     for weight in (-0.1, 1.1, float("nan")):

@@ -268,6 +268,10 @@ async def test_an_upload_goes_through_the_store(admin, world):
     assert b"".join(world.store.read(f"{prefix}/{CONFIG}")) == b'{"r": 8}'
     assert world.store.size(f"{prefix}/{TENSORS}") == 3_000_000
     assert abs(int(order.source.upload.partition("-")[0]) - time.time()) < 600
+    canary = {**FORM, "as": "canary", "weight": "0.5", "gate": "false"}
+    view = (await admin.post("/v1/adapters", data=canary, files=FILES)).json()
+    alias = view["aliases"]["production"]
+    assert (alias["canary"], alias["gate"]) == (view["version"], False)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from deployments.ingress.hints import Hints
 from deployments.pin_budget import Budget, Budgets
 from deployments.pins import PinBudgetExceeded, Pins
 from deployments.registry import open_registry
-from deployments.registry.pin_record import PinRecord
+from deployments.registry.pin_record import PINS, PinRecord
 from deployments.registry.records import SELF_PUBLISH
 from deployments.registry.registry import Entry, Registry
 from deployments.tier_orders import read_pins, read_prefetch
@@ -22,6 +23,7 @@ from engine.errors import InvalidRequest
 from engine.messages import Prefetch, Retry
 from router.owners import owners
 from router.ring import Ring
+from tests.support.contended import Contended
 from tests.support.ingress import InProcess, World, bearer, error_of
 from tests.support.memory_control import publish
 from tests.support.virtual import VirtualClock
@@ -184,6 +186,20 @@ async def test_a_pin_ends_with_its_adapter(world: World) -> None:
         answer = await client.delete("/v1/adapters/t1/bot", headers=admin(world))
         assert answer.status_code == 200
         assert last_pins(world, owner_slots(1)[0]) == []
+        assert (await client.get("/v1/pins", headers=admin(world))).json()["data"] == []
+
+
+async def test_a_pin_that_stays_holds_up_no_retiring(world: World) -> None:
+    """Others keep changing the pins: what runs ends all the same, and the answer says so."""
+    async with InProcess(world) as client:
+        await client.put("/v1/adapters/t1/bot/pin", headers=admin(world))
+    world.registry = cast(Registry, Contended(world.registry, PINS, times=8))
+    async with InProcess(world) as client:
+        retire = partial(client.delete, "/v1/adapters/t1/bot?now=true", headers=admin(world))
+        error = error_of(await retire(), 503)
+        assert error["code"] == "pin_stays" and "Retire it once more" in error["message"]
+        assert [now for _, now in world.model.drops] == [True]
+        assert (await retire()).status_code == 200
         assert (await client.get("/v1/pins", headers=admin(world))).json()["data"] == []
 
 

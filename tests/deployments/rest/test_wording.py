@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 from deployments.config import ConfigError, load
 from deployments.rest.openai_protocol import ChatBody, CompletionBody
 from deployments.rest.openai_protocol import parse as parse_openai
-from deployments.rest.rest_bodies import PrefetchBody, PromoteBody, PublishBody, TenantBody, parse
+from deployments.rest.rest_bodies import (
+    PrefetchBody,
+    PromoteBody,
+    PublishBody,
+    TenantBody,
+    parse,
+    parse_form,
+)
 from engine.errors import InvalidRequest
 
 FOREIGN = re.compile(r"Input|literal|pydantic|NoneType|\b(int|str|bool|float|dict|Body|Section)\b")
@@ -112,3 +120,27 @@ def test_files(tmp_path: Path, data: bytes | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         load(tmp_path / "a.yaml", environ={})
     assert "\n" not in raised.value.message
+
+
+PUBLISH = {
+    "tenant": "true",
+    "name": "7",
+    "folder": "[]",
+    "prefix": "null",
+    "base": "{}",
+    "as": "1.5",
+    "weight": 0.25,
+    "gate": False,
+    "promote": False,
+    "probes": [{"prompt": "x", "max_tokens": 3}],
+}
+"""Every field; texts that read like JSON."""
+
+
+def test_a_form_says_every_field_as_json_does() -> None:
+    assert set(PUBLISH) == {f.alias or n for n, f in PublishBody.model_fields.items()}
+    form = {k: v if isinstance(v, str) else json.dumps(v) for k, v in PUBLISH.items()}
+    assert parse_form(PublishBody, form) == parse(PublishBody, PUBLISH)
+    for name in ("weight", "gate", "promote", "probes"):
+        with pytest.raises(InvalidRequest, match=f"{name} is not JSON"):
+            parse_form(PublishBody, {**form, name: "{"})
