@@ -33,7 +33,7 @@ from deployments.placing import Placing
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.telemetry.instruments import PUBLISHES, SWEEPS, Instrument
+from deployments.telemetry.instruments import GATE_ROLLBACKS, PUBLISHES, SWEEPS, Instrument
 from deployments.telemetry.metering import Metering
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
@@ -134,7 +134,10 @@ class Control:
 
     async def observe(self, report: Mapping[str, Any]) -> Answer:
         """See `Gatekeeper.observe`."""
-        return await self._answer(self._gate, lambda: self._gatekeeper.observe(report))
+        answer = await self._answer(self._gate, lambda: self._gatekeeper.observe(report))
+        if self._metering is not None:
+            self._metering.tally.add(GATE_ROLLBACKS, len(answer.get("ended", ())))
+        return answer
 
     async def trial(self, model: str) -> Answer:
         """See `Gatekeeper.trial`."""

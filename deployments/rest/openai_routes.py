@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,7 @@ from deployments.rest.edge import read_json, until_gone
 from deployments.rest.openai_protocol import ChatBody, CompletionBody, parse
 from engine.errors import LoraplexError
 
+Body = TypeVar("Body", ChatBody, CompletionBody)
 logger = logging.getLogger(__name__)
 SESSION = "x-session-id"
 """A request's header: those of one session stay on one side of a canary."""
@@ -40,16 +41,25 @@ def openai_router(serving: Serving, catalog: Catalog, max_body_bytes: int) -> AP
         with request.state.trace.step("receive"):
             return await read_json(request, max_body_bytes)
 
+    async def asked(request: Request, kind: type[Body]) -> tuple[Caller, Body]:
+        """Who asks for an answer, and for which."""
+        caller = None
+        try:
+            caller = await caller_of(request)
+            return caller, parse(kind, await body_of(request))
+        except LoraplexError as error:
+            if serving.metrics is not None:
+                serving.metrics.refused(None if caller is None else caller.tenant, error)
+            raise
+
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        caller = await caller_of(request)
-        body = parse(ChatBody, await body_of(request))
+        caller, body = await asked(request, ChatBody)
         return await _answer(request, serving, caller, body)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
-        caller = await caller_of(request)
-        body = parse(CompletionBody, await body_of(request))
+        caller, body = await asked(request, CompletionBody)
         return await _answer(request, serving, caller, body)
 
     @router.get("/models")

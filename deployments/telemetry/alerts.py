@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.telemetry import instruments as i
-from deployments.telemetry.panels import FAILED_STATUS
+from deployments.telemetry.panels import FAILED_STATUS, OF_TENANTS
 from deployments.telemetry.queries import Queries
 
 FIRST_TOKEN_S = 5.0
@@ -61,7 +61,7 @@ def _objectives(prefix: str) -> tuple[Alert, ...]:
         ),
         Alert(
             "LoraplexErrors",
-            f"({q.share(i.REQUESTS, FAILED_STATUS)}) > {ERROR_SHARE:g}",
+            f"({q.share(i.REQUESTS, FAILED_STATUS, OF_TENANTS)}) > {ERROR_SHARE:g}",
             "5m",
             "page",
             "{{ $value | humanizePercentage }} of the requests fail.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.telemetry import instruments as i
-from deployments.telemetry.panels import FAILED, FAILED_STATUS, Board, Panel, quantiles
+from deployments.telemetry.panels import FAILED, FAILED_STATUS, OF_TENANTS, Board, Panel, quantiles
 from deployments.telemetry.queries import Queries, seldom
 
 LEFT_OWNER = 'reason=~"resident|spill|least_loaded"'
@@ -19,7 +19,7 @@ def _clients(q: Queries) -> tuple[Panel, ...]:
         Panel(
             "Share of requests that failed (5xx)",
             "percentunit",
-            (("5xx", q.share(i.REQUESTS, FAILED_STATUS)),),
+            (("5xx", q.share(i.REQUESTS, FAILED_STATUS, OF_TENANTS)),),
             "Which errors: see the codes on the tenant board.",
         ),
         quantiles(q, "Time to first token", i.TENANT_FIRST_TOKEN, (0.5, 0.95, 0.99)),
@@ -82,6 +82,12 @@ def _parts(q: Queries) -> tuple[Panel, ...]:
             "Requests that lost their replica or its core",
             "reqps",
             (("{{code}}", q.rate(i.LOSSES, "code")),),
+        ),
+        Panel(
+            "Canaries that the gate rolled back",
+            "short",
+            (("an hour", f"3600 * {seldom(q.rate(i.GATE_ROLLBACKS))}"),),
+            "Which, and why: `loraplex adapters show`.",
         ),
         Panel("Loader restarts", "short", (("a second", q.rate(i.LOADER_RESTARTS)),)),
         Panel(

@@ -80,7 +80,7 @@ REQUESTS = _counter(
     "requests",
     "{request}",
     "Requests for an answer that have ended, by HTTP status and error code (ok: none). 499: the"
-    " client went away.",
+    " client went away. 401 has no tenant.",
     "tenant",
     "adapter",
     "status",
@@ -304,6 +304,9 @@ SWEEPS = _counter(
     "{sweep}",
     "Sweeps of the object store, by outcome (ok or an error code).",
     "outcome",
+)
+GATE_ROLLBACKS = _counter(
+    _C, "gate.rollbacks", "{rollback}", "Canaries that the canary gate has rolled back."
 )
 
 ALL: tuple[Instrument, ...] = tuple(

@@ -41,9 +41,10 @@ class Queries:
         _check(gauge, by)
         return self._sum(by, self.name(gauge) + _braces(where), how)
 
-    def share(self, counter: Instrument, where: str) -> str:
-        """Of all, those for which `where` holds; 0 where nothing was counted."""
-        part, whole = self.rate(counter, where=where), self.rate(counter)
+    def share(self, counter: Instrument, where: str, among: str = "") -> str:
+        """Of all (those that are `among`), those for which `where` holds; 0 where nothing was
+        counted."""
+        part, whole = self.rate(counter, where=where), self.rate(counter, where=among)
         return f"({part} or vector(0)) / ({whole} > 0) or vector(0)"
 
     def quantile(self, q: float, histogram: Instrument, by: str = "", where: str = "") -> str:

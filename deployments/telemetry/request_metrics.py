@@ -62,6 +62,11 @@ class RequestMetrics:
         """A request has arrived, of this tenant (None: of an operator)."""
         return RequestMeter(self, self._clock, "" if tenant is None else tenant.id)
 
+    def refused(self, tenant: Tenant | None, error: LoraplexError) -> None:
+        """A request for an answer that ended before it was known for what: its key is nobody's
+        (tenant None), or its body says nothing sensible."""
+        self.begin(tenant).count(error.info())
+
     def started(self) -> None:
         self._num_active += 1
 
@@ -100,9 +105,13 @@ class RequestMeter:
     ) -> None:
         self._metrics.ended()
         end = self._failure or _outcome(error)
+        self.count(end)
+        self._tally.observe(i.REQUEST_DURATION, self._clock() - self._began_s, str(end.status))
+
+    def count(self, end: ErrorInfo) -> None:
+        """It has ended so."""
         tenant, adapter = self._labels()
         self._tally.add(i.REQUESTS, 1, tenant, adapter, str(end.status), end.code)
-        self._tally.observe(i.REQUEST_DURATION, self._clock() - self._began_s, str(end.status))
         if end.status == 429 or end.code in NOT_LET_IN:
             self._tally.add(i.REFUSALS, 1, tenant, end.code)
 

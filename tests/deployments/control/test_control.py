@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 
 from deployments.config import load
 from deployments.control.control import Control, max_adapter_bytes
+from deployments.ingress.trials import TRIALS_VERSION
+from deployments.orders import Order, Source
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.alias import CANARY
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT
+from deployments.telemetry.instruments import GATE_ROLLBACKS
+from deployments.telemetry.metering import Metering
+from deployments.telemetry.section import TelemetrySection
+from deployments.trial_counts import Trial
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import (
     BASE_NAME,
@@ -21,6 +30,7 @@ from tests.support.peft_folders import (
     write_adapter,
     write_base,
 )
+from tests.support.telemetry_points import told
 
 
 @pytest.fixture
@@ -75,6 +85,30 @@ async def test_an_adapter_s_life(control, folder):
     assert record.versions[0].published_s == 50.0
     swept = await control.sweep()
     assert swept["removed"] == () and swept["unfinished"] == 0
+
+
+async def test_a_rollback_by_the_gate_is_counted_once(config, folder):
+    meter = Metering(TelemetrySection(), Resource({}), [])
+    control = Control(config, metering=meter)
+    versions = []
+    for content, placing in ((folder, {}), ("alias", {"alias": CANARY, "weight": 0.5})):
+        order = asdict(Order("acme", "bot", Source(folder=content), "admin"))
+        staged = await control.stage(order)
+        versions.append(staged["ref"]["digest"])
+        record = AdapterRecord.from_value(await control.register(staged, placing))
+    trial = asdict(Trial.of(record))
+    assert [trial["production"], trial["canary"]] == versions
+    sides = {
+        "production": {"answered": 300, "errors": {}, "first": {}, "token": {}},
+        "canary": {"answered": 0, "errors": {"not_finite": 300}, "first": {}, "token": {}},
+    }
+    report = {"v": TRIALS_VERSION, "epoch": "a", "trials": []}
+    seen = []
+    for trials in ([], [{"trial": trial, "sides": sides}], [{"trial": trial, "sides": sides}]):
+        await control.observe({**report, "trials": trials})
+        seen.append(told(meter, GATE_ROLLBACKS))
+    control.close()
+    assert seen == [{(): 0}, {(): 1}, {(): 1}]
 
 
 async def test_the_config_s_names_of_the_base_are_accepted(control, folder):

@@ -126,6 +126,20 @@ async def test_ends_by_status_and_code(client, world, meter, clock):
     assert told(meter, i.LOSSES) == {("core_lost",): 2, ("replica_lost",): 1}
 
 
+async def test_requests_that_end_before_it_is_known_for_what_they_are(client, meter):
+    nobody = {"headers": bearer("lp-unknown")}
+    answers = [
+        await client.post(TEXT, json=body(), **nobody),
+        await client.post("/v1/chat/completions", json={}, **nobody),
+        await client.post(TEXT, json={"model": 3}),
+        await client.get("/v1/models", **nobody),
+    ]
+    assert [answer.status_code for answer in answers] == [401, 401, 400, 401]
+    codes = [answer.json()["error"]["code"] for answer in answers]
+    ends = {(tenant, *end): n for (tenant, _, *end), n in told(meter, i.REQUESTS).items()}
+    assert ends == {("", "401", codes[0]): 2, ("t1", "400", codes[2]): 1}
+
+
 async def test_a_client_that_goes_away_and_one_that_is_not_let_in(world, meter, clock):
     world.tenants.create(TenantRecord("small", max_concurrent=1))
     publish(world.registry, "small", "bot")
