@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from deployments.control.usage_ledger import PAST, USAGE, UsageLedger
+from deployments.control.usage_ledger import USAGE, UsageLedger
 from deployments.ingress.generation import Model
 from deployments.registry.registry import Registry
 from engine.errors import LoraplexError
@@ -63,13 +63,12 @@ class UsageKeeper:
         if not self._is_loaded:
             return
         self._saved_s = self._clock()
-        folded = self._ledger.fold(self._saved_s)
-        past, gone = folded if folded is not None else (None, [])
+        past, gone = self._ledger.fold(self._saved_s)
         records = self._ledger.unsaved()
         try:
-            await self._work(lambda: self._write(records, past, gone))
+            await self._work(lambda: self._write({**records, **past}, gone))
         except BaseException:
-            self._ledger.unsave()
+            self._ledger.unsave(records)
             raise
         self._ledger.deleted(gone)
 
@@ -114,15 +113,8 @@ class UsageKeeper:
     def _read(self) -> list[tuple[str, Mapping[str, Any]]]:
         return [(e.key, e.value) for e in self._registry.list(USAGE).entries]
 
-    def _write(
-        self,
-        records: Mapping[str, Mapping[str, Any]],
-        past: Mapping[str, Any] | None,
-        gone: list[str],
-    ) -> None:
+    def _write(self, records: Mapping[str, Mapping[str, Any]], gone: list[str]) -> None:
         for key, value in records.items():
             self._registry.put(key, value, None)
-        if past is not None:
-            self._registry.put(USAGE + PAST, past, None)
         for key in gone:
             self._registry.delete(key, None)

@@ -1,37 +1,48 @@
 """What tenants have used of the whole service, replicas that are gone counted in. Pure.
 
 Each life of a core has counters that begin at 0 and only grow. The ledger keeps the last of each
-life, so nothing counts twice however often it is told. Lives long gone are added up under `past`,
-in one record that names them: whatever is cut off in between, each counts once.
+life, so nothing counts twice however often it is told. Lives long gone are added up under `past`.
+
+Tenants are divided among sheets, and each sheet of each life is a record of its own, so that a
+change of one tenant's writes, and is told to whoever follows the registry, with few others. A sheet
+of the past names the lives whose same sheet it has: whatever is cut off in between, each counts
+once.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from deployments.replica.books import USAGE_VERSION
 from engine.usage import TenantUsage
 
 USAGE = "usage/"
 PAST = "past"
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+NUM_SHEETS = 64
+"""Of each life. Records are by sheet, so another number needs another RECORD_VERSION."""
 GONE_S = 3600.0
 FIELDS = TenantUsage._fields[1:]
 
 Counts = dict[str, float]
 """By field."""
+Sheet = dict[str, Counts]
+"""By tenant."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """missing_s: since when it has not answered where others have; None: it has."""
+    """missing_s: since when it has not answered where others have; None: it has. unsaved: numbers
+    of sheets."""
 
     missing_s: float | None = None
     number: int = 0
-    tenants: dict[str, Counts] = field(default_factory=dict)
-    is_saved: bool = False
+    sheets: defaultdict[int, Sheet] = field(default_factory=lambda: defaultdict(dict))
+    unsaved: set[int] = field(default_factory=set)
 
 
 class UsageLedger:
@@ -39,26 +50,25 @@ class UsageLedger:
 
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
-        self._past: dict[str, Counts] = {}
-        self._folded: set[str] = set()
-        self._undeleted: set[str] = set()
+        self._past: defaultdict[int, Sheet] = defaultdict(dict)
+        self._folded: set[tuple[str, int]] = set()
+        """Lives' sheets that the past has."""
+        self._undeleted: set[tuple[str, int]] = set()
         """Of those: whose records may still be there."""
 
     def load(self, records: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """(key, value) of all that is saved. Lives that `past` has are no more than to be deleted,
-        see `fold`."""
-        lives = dict(records)
-        past = lives.pop(USAGE + PAST, None)
-        if past is not None:
-            self._past = {t: _counts(told) for t, told in past["tenants"].items()}
-            self._folded = set(past["lives"])
-        for key, value in lives.items():
-            epoch = key.removeprefix(USAGE)
-            if epoch in self._folded:
-                self._undeleted.add(epoch)
-                continue
-            tenants = {t: _counts(told) for t, told in value["tenants"].items()}
-            self._lives[epoch] = _Life(tenants=tenants, is_saved=True)
+        """(key, value) of all that is saved. What the past has is no more than to be deleted, see
+        `fold`. Records of another version are left alone."""
+        found = {_place(k): value for k, value in records if value["v"] == RECORD_VERSION}
+        for (epoch, number), value in found.items():
+            if epoch == PAST:
+                self._past[number] = _sheet(value)
+                self._folded.update((life, number) for life in value["lives"])
+        for (epoch, number), value in found.items():
+            if (epoch, number) in self._folded:
+                self._undeleted.add((epoch, number))
+            elif epoch != PAST:
+                self._lives.setdefault(epoch, _Life()).sheets[number] = _sheet(value)
 
     def order(self) -> dict[str, Any]:
         """To the replicas, see `books`."""
@@ -68,8 +78,7 @@ class UsageLedger:
     def read(self, answers: Sequence[Mapping[str, Any]], now: float) -> None:
         """From the replicas that have answered. Counters never fall, whatever is told."""
         for answer in answers:
-            if str(answer["epoch"]) not in self._folded:
-                self._read(str(answer["epoch"]), answer)
+            self._read(str(answer["epoch"]), answer)
         answered = {str(answer["epoch"]) for answer in answers}
         for epoch, life in self._lives.items():
             if epoch in answered:
@@ -81,63 +90,91 @@ class UsageLedger:
         life = self._lives.setdefault(epoch, _Life())
         life.number = int(answer["number"])
         for tenant, told in answer["usage"].items():
-            known = life.tenants.setdefault(tenant, dict.fromkeys(FIELDS, 0))
+            number = _number(tenant)
+            if (epoch, number) in self._folded:
+                continue
+            known = life.sheets[number].setdefault(tenant, dict.fromkeys(FIELDS, 0))
             for name, value in _counts(told).items():
                 known[name] = max(known[name], value)
-            life.is_saved = False
+            life.unsaved.add(number)
 
     def total(self, tenant: str) -> Counts:
-        parts = [self._past, *(life.tenants for life in self._lives.values())]
-        found = [part[tenant] for part in parts if tenant in part]
+        number = _number(tenant)
+        sheets = [self._past.get(number), *(v.sheets.get(number) for v in self._lives.values())]
+        found = [sheet[tenant] for sheet in sheets if sheet and tenant in sheet]
         return {name: sum(counts[name] for counts in found) for name in FIELDS}
 
     def tenants(self) -> list[str]:
         """Of whom anything is known, in order."""
-        parts = [self._past, *(life.tenants for life in self._lives.values())]
-        return sorted(set[str]().union(*parts))
+        lives = (life.sheets for life in self._lives.values())
+        return sorted(
+            {t for sheets in (self._past, *lives) for sheet in sheets.values() for t in sheet}
+        )
 
     def unsaved(self) -> dict[str, dict[str, Any]]:
         """The records to write, which nothing changes any more; they count as saved."""
         records = {}
         for epoch, life in self._lives.items():
-            if not life.is_saved:
-                records[USAGE + epoch] = _record(life.tenants)
-                life.is_saved = True
+            records.update({_key(epoch, n): _record(life.sheets[n]) for n in life.unsaved})
+            life.unsaved.clear()
         return records
 
-    def unsave(self) -> None:
-        """What was to be written couldn't be."""
-        for life in self._lives.values():
-            life.is_saved = False
+    def unsave(self, keys: Iterable[str]) -> None:
+        """These were to be written and couldn't be."""
+        for epoch, number in map(_place, keys):
+            if epoch in self._lives:
+                self._lives[epoch].unsaved.add(number)
 
-    def fold(self, now: float) -> tuple[dict[str, Any], list[str]] | None:
-        """Adds lives long gone to the past: the record of the past, to be written first, and the
-        keys to delete then. The same, and more, until they are `deleted`. None where there are
-        none."""
-        gone = [
-            epoch
-            for epoch, life in self._lives.items()
-            if life.missing_s is not None and now - life.missing_s > GONE_S
-        ]
-        for epoch in gone:
-            for tenant, counts in self._lives.pop(epoch).tenants.items():
-                past = self._past.setdefault(tenant, dict.fromkeys(FIELDS, 0))
+    def fold(self, now: float) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Adds lives long gone to the past: the records of the past, to be written first, and the
+        keys to delete then. The same, and more, until they are `deleted`."""
+        for epoch, life in list(self._lives.items()):
+            if life.missing_s is not None and now - life.missing_s > GONE_S:
+                self._fold(epoch, self._lives.pop(epoch))
+        lives: defaultdict[int, list[str]] = defaultdict(list)
+        for epoch, number in sorted(self._undeleted):
+            lives[number].append(epoch)
+        records = {
+            _key(PAST, number): {**_record(self._past[number]), "lives": epochs}
+            for number, epochs in lives.items()
+        }
+        return records, [_key(*place) for place in sorted(self._undeleted)]
+
+    def _fold(self, epoch: str, life: _Life) -> None:
+        for number, sheet in life.sheets.items():
+            for tenant, counts in sheet.items():
+                past = self._past[number].setdefault(tenant, dict.fromkeys(FIELDS, 0))
                 for name in FIELDS:
                     past[name] += counts[name]
-        self._folded.update(gone)
-        self._undeleted.update(gone)
-        if not self._undeleted:
-            return None
-        lives = sorted(self._undeleted)
-        return {**_record(self._past), "lives": lives}, [USAGE + epoch for epoch in lives]
+            self._folded.add((epoch, number))
+            self._undeleted.add((epoch, number))
 
     def deleted(self, keys: Iterable[str]) -> None:
         """The past is written, and these are deleted."""
-        self._undeleted.difference_update(key.removeprefix(USAGE) for key in keys)
+        self._undeleted.difference_update(map(_place, keys))
 
 
-def _record(tenants: Mapping[str, Counts]) -> dict[str, Any]:
-    return {"v": RECORD_VERSION, "tenants": {t: dict(counts) for t, counts in tenants.items()}}
+def _number(tenant: str) -> int:
+    """Of the tenant's sheet."""
+    return crc32(tenant.encode()) % NUM_SHEETS
+
+
+def _key(epoch: str, number: int) -> str:
+    return f"{USAGE}{epoch}/{number}"
+
+
+def _place(key: str) -> tuple[str, int]:
+    """The life, or PAST, and the number of the sheet."""
+    epoch, _, number = key.removeprefix(USAGE).rpartition("/")
+    return epoch, int(number)
+
+
+def _record(sheet: Sheet) -> dict[str, Any]:
+    return {"v": RECORD_VERSION, "tenants": {t: dict(counts) for t, counts in sheet.items()}}
+
+
+def _sheet(record: Mapping[str, Any]) -> Sheet:
+    return {tenant: _counts(told) for tenant, told in record["tenants"].items()}
 
 
 def _counts(told: Mapping[str, Any]) -> Counts:

@@ -12,6 +12,8 @@ from deployments.registry.records import ADAPTERS, KEYS, TENANTS, KeyRecord, Ten
 from deployments.registry.registry import Event
 from engine.types import NAME
 
+KINDS = (TENANTS, KEYS, ADAPTERS)
+
 
 class Directory:
     """The newest known record of every key. Events may come twice or late: revisions decide."""
@@ -23,7 +25,9 @@ class Directory:
         self._modules: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def apply(self, event: Event) -> None:
-        if event.rev <= self._revs.get(event.key, 0):
+        """Of other kinds of record, such as usage and what a newer release keeps beside ours,
+        nothing is remembered."""
+        if not event.key.startswith(KINDS) or event.rev <= self._revs.get(event.key, 0):
             return
         old = self._records.pop(event.key, None)
         if isinstance(old, AdapterRecord):
@@ -55,15 +59,12 @@ class Directory:
 
     def _record(
         self, key: str, value: Mapping[str, Any]
-    ) -> TenantRecord | KeyRecord | AdapterRecord | None:
-        """None for a kind of record that a newer release keeps beside ours."""
+    ) -> TenantRecord | KeyRecord | AdapterRecord:
         if key.startswith(TENANTS):
             return TenantRecord.from_value(value)
         if key.startswith(KEYS):
             return KeyRecord.from_value(value)
-        if key.startswith(ADAPTERS):
-            return AdapterRecord.from_value(self._shared(value))
-        return None
+        return AdapterRecord.from_value(self._shared(value))
 
     def _shared(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """An adapter's stored value with one object for what repeats in and between records: half

@@ -4,6 +4,7 @@ whom it concerns."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -188,22 +189,44 @@ def test_only_what_has_changed_is_told_and_twice_is_once() -> None:
     assert set(ledger.total("nobody").values()) == {0}
 
 
-def test_cut_off_between_the_two_writes_of_folding_nothing_counts_twice() -> None:
-    fleet, ledger = Fleet(2), UsageLedger()
+@pytest.mark.parametrize("num_written", [0, 1, 2, 5])
+def test_cut_off_between_the_writes_of_folding_nothing_counts_twice(num_written: int) -> None:
+    fleet, ledger, tenants = Fleet(2), UsageLedger(), "abcde"
     for slot in (0, 1):
-        fleet.serve(slot, "a", 5)
+        for tenant in tenants:
+            fleet.serve(slot, tenant, 5)
         ledger.read([fleet.books[slot].usage(ledger.order())], 0.0)
     records: dict[str, Mapping[str, Any]] = dict(ledger.unsaved())
     ledger.read([fleet.books[1].usage(ledger.order())], 0.0)
-    folded = ledger.fold(GONE_S + 1.0)
-    assert folded is not None and folded[1] == [USAGE + "life-1"]
-    records[USAGE + "past"] = folded[0]
+    past, gone = ledger.fold(GONE_S + 1.0)
+    assert len(past) == len(gone) == 5 and all(key.startswith(USAGE + "life-1") for key in gone)
+    records.update(list(past.items())[:num_written])
     again = UsageLedger()
     again.load(records.items())
-    assert again.fold(0.0) == folded, "it is yet to be deleted"
-    assert again.total("a")["output_tokens"] == 10
-    again.read([fleet.books[0].usage(again.order())], 0.0)
-    assert again.total("a")["output_tokens"] == 10, "it is in the past"
+    for _ in range(2):
+        assert {t: again.total(t)["output_tokens"] for t in tenants} == dict.fromkeys(tenants, 10)
+        assert len(again.fold(0.0)[1]) == num_written, "they are yet to be deleted"
+        again.read([fleet.books[0].usage(again.order())], 0.0)  # it was not gone after all
+
+
+def test_one_tenants_change_writes_few_others_and_no_record_is_large() -> None:
+    """Of 10,000 tenants: every ingress reads each record that is written."""
+    ledger = UsageLedger()
+
+    def told(number: int, tenants: list[str]) -> dict[str, Any]:
+        used = {**dict.fromkeys(FIELDS, 123456.789), "output_tokens": number}
+        return {"epoch": "life", "number": number, "usage": dict.fromkeys(tenants, used)}
+
+    ledger.read([told(1, [f"tenant-{i}" for i in range(10_000)])], 0.0)
+    whole = ledger.unsaved()
+    sizes = [len(json.dumps(record)) for record in whole.values()]
+    assert sum(sizes) > 2_000_000 and max(sizes) < 64_000
+    assert ledger.unsaved() == {}
+    ledger.read([told(2, ["tenant-7"])], 0.0)
+    ((key, record),) = ledger.unsaved().items()
+    assert record["tenants"]["tenant-7"]["output_tokens"] == 2
+    ledger.unsave([key])
+    assert set(ledger.unsaved()) == {key}
 
 
 def test_an_order_of_another_release_is_refused() -> None:
