@@ -25,12 +25,12 @@ from deployments.hosts import (
     home_node,
     node_here,
     num_nodes,
-    serve_instance,
 )
 from deployments.ingress.handles import RayControl, RayReplicas
 from deployments.ingress.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.replica.replica import Replica
+from deployments.serve_process import serve_instance
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request
 from deployments.telemetry.metering import metering

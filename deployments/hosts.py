@@ -6,7 +6,6 @@ the service starts, since nodes join later.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -73,22 +72,3 @@ def _is_file(url: str) -> bool:
     return parts.scheme == "sqlite" or (
         parts.scheme == "file" and FOLDER_FOR_ALL not in parts.query.split("&")
     )
-
-
-def serve_instance() -> str:
-    """What Ray Serve calls this process; its id without Serve."""
-    from ray import serve  # noqa: PLC0415  so that tests of streams and children need no Ray
-    from ray.serve.exceptions import RayServeException  # noqa: PLC0415
-
-    try:
-        return serve.get_replica_context().replica_id.unique_id
-    except RayServeException:
-        return str(os.getpid())
-
-
-def serve_rank() -> int:
-    """This replica's rank as Ray Serve has it now; it may change while the replica lives."""
-    from ray import serve  # noqa: PLC0415  so that tests of streams and children need no Ray
-
-    rank: int = serve.get_replica_context().rank.rank
-    return rank

@@ -161,6 +161,15 @@ class Accounts:
     def with_work(self) -> Iterator[Account]:
         return (self._accounts[tenant] for _, tenant in self._order)
 
+    def spread(self) -> float:
+        """Of the tenants with requests waiting, the largest account less the least. Looks from both
+        ends of the order, past those whose every request has a row."""
+        self._sort()
+        both = (self._order, reversed(self._order))
+        ends = [(self._accounts[tenant] for _, tenant in order) for order in both]
+        least, largest = (next((a.value for a in end if a.num_waiting), 0.0) for end in ends)
+        return max(0.0, largest - least)
+
     def expected_output(self, tenant: str) -> int:
         """Output tokens expected of the tenant's next request."""
         account = self._accounts.get(tenant)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.account import Account
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
@@ -70,11 +69,5 @@ class Measuring:
             adapter_pages=self._arena.adapter_pages,
             cached_pages=self._prefix.num_idle,
             sequence_pages=self._arena.num_kv_pages - self._prefix.num_idle,
-            account_lag=lag(accounts.with_work()),
+            account_lag=accounts.spread(),
         )
-
-
-def lag(accounts: Iterable[Account]) -> float:
-    """Of those that have requests waiting, the largest account less the least."""
-    values = [account.value for account in accounts if account.num_waiting]
-    return max(values) - min(values) if values else 0.0

@@ -181,6 +181,9 @@ class Residency:
     is_whole: bool = False
 
 
+BY_TENANT = frozenset({"service", "usage", "tenants"})
+
+
 @dataclass(frozen=True, slots=True)
 class CoreStats:
     """Plain counters of the core, handed over about once a second. Totals since its start.
@@ -227,6 +230,12 @@ class CoreStats:
     busy_s: float = 0.0
     base_s: float = 0.0
     arrivals: tuple[tuple[str, int], ...] = ()
+
+    def totals(self) -> dict[str, Any]:
+        """Plain values of all but what is told by tenant."""
+        return {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in BY_TENANT
+        }
 
 
 @dataclass(frozen=True, slots=True)

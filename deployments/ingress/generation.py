@@ -67,6 +67,10 @@ class Model(Protocol):
         """What each replica says of itself. Raises Unavailable when none answers in time."""
         ...
 
+    async def activity(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        """Likewise, with the tenants that each is busy for."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

@@ -73,6 +73,10 @@ class RayReplicas:
             self._asking = asyncio.create_task(self._ask(timeout_s))
         return await asyncio.shield(self._asking)
 
+    async def activity(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        """For admins alone, so every asker has a broadcast of its own."""
+        return await self._broadcast(timeout_s, "activity")
+
     async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
         async def told(ref: AdapterRef) -> list[Any]:
             response = self._handle.broadcast("drop", adapter_to_wire(ref), now)

@@ -14,7 +14,7 @@ KEPT = 10
 
 
 class Activity:
-    """Tenants that have requests, or have used something within `KEPT` messages."""
+    """Tenants that have requests, or were served within `KEPT` messages."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -33,15 +33,20 @@ class Activity:
         self._number += 1
         self._stalls = self._stalls if measures is None else measures.stall_s
         self._loads = {load.tenant: load for load in stats.tenants}
+        served = [used.tenant for used in stats.usage if self._was_served(used)]
         self._usage.update({used.tenant: used for used in stats.usage})
-        tokens = (used.tenant for used in stats.usage if used.num_requests)
-        self._seen.update(dict.fromkeys((*self._loads, *tokens), self._number))
+        self._seen.update(dict.fromkeys((*self._loads, *served), self._number))
         for tenant in [t for t, seen in self._seen.items() if seen <= self._number - KEPT]:
             del self._seen[tenant]
 
     def tenants(self) -> list[dict[str, Any]]:
         """Plain values. tokens: prompt tokens computed and output, since the core's start."""
         return [self._row(tenant) for tenant in self._seen]
+
+    def _was_served(self, used: TenantUsage) -> bool:
+        """Since it was told of before: that its adapters lie here is told of it, too."""
+        before = self._usage.get(used.tenant) or TenantUsage(used.tenant)
+        return _counts(used) != _counts(before)
 
     def _row(self, tenant: str) -> dict[str, Any]:
         load = self._loads.get(tenant) or TenantLoad(tenant, 1.0, 0, 0, 0.0)
@@ -54,3 +59,7 @@ class Activity:
             "lag": load.lag,
             "tokens": used.prompt_tokens - used.cached_tokens + used.output_tokens,
         }
+
+
+def _counts(used: TenantUsage) -> tuple[int, int, int]:
+    return used.num_requests, used.prompt_tokens, used.output_tokens

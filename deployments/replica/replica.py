@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from deployments.hosts import check_here, node_here, serve_instance, serve_rank
+from deployments.hosts import check_here, node_here
 from deployments.replica.books import Books
 from deployments.replica.call_wire import read_call
 from deployments.replica.calls import Call, Pace, late
@@ -24,17 +24,13 @@ from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
+from deployments.serve_process import serve_instance, serve_rank
 from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import replica_spans
 from deployments.tier_orders import place_of, read_pins, read_prefetch, read_retry
 from engine.adapters.residency import ResidencyTable
-from engine.errors import (
-    CoreLost,
-    LoraplexError,
-    ReplicaLost,
-    Unavailable,
-)
+from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
 from engine.log_lines import fields, log_as_json
 from engine.messages import Abort, CoreStats, Drop, Input, Output, Ready, Submit
 from engine.types import FinishReason, Request, adapter_from_wire
@@ -292,7 +288,7 @@ class Replica:
         }
 
     async def status(self) -> dict[str, Any]:
-        """For `/ready` and `loraplex adapters show`: plain values."""
+        """For whoever asks after the replicas, often: plain values, and no tenant's own."""
         started = self._starting is not None and self._starting.done()
         return {
             "ready": started and not self._dead,
@@ -302,9 +298,12 @@ class Replica:
             "residency": self._residency.lists(),
             **self._children.load_failures.told(),
             "rows": self._config.engine.schedule.max_seqs,
-            **self._books.activity.told(),
-            "stats": None if self._stats is None else dataclasses.asdict(self._stats),
+            "stats": self._stats and self._stats.totals(),
         }
+
+    async def activity(self) -> dict[str, Any]:
+        """For `loraplex top`: the same, and the tenants that it is busy for."""
+        return {**await self.status(), **self._books.activity.told()}
 
     def shutdown(self) -> None:
         """End the children; blocks until no process is left and the spans are sent. Idempotent."""

@@ -34,7 +34,7 @@ class StatusRoutes:
         await self.desk.admin(request)
         max_tenants = page_limit(request)
         try:
-            replicas = await self.replicas.statuses(STATUS_TIMEOUT_S)
+            replicas = await self.replicas.activity(STATUS_TIMEOUT_S)
         except Unavailable:
             replicas = []
         return JSONResponse(service_status(replicas, self.wall(), max_tenants))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -437,6 +438,9 @@ class AccountMachine(RuleBasedStateMachine):
         self.books.check()
         values = [self.books.account(t).value for t in self.books.order()]
         assert values == pytest.approx(sorted(values))
+        waiting = [a.value for a in self.books.with_work() if a.num_waiting]
+        spread = max(waiting) - min(waiting) if waiting else 0.0
+        assert self.books.spread() == pytest.approx(spread, abs=1e-6)
         for tenant, settled in self.expected.items():
             if tenant in self.books._accounts:
                 assert self.books.account(tenant).settled == pytest.approx(settled, abs=1e-6)
@@ -596,6 +600,33 @@ def test_asking_for_much_and_giving_up_gains_nothing(max_tokens: int, abort_afte
         server.books.check()
     bound = 2 * server.rows * (W_P * 30 + W_Q * 40)
     assert server.service["b"] <= server.service["a"] + bound
+
+
+def test_the_spread_of_accounts_is_found_at_the_ends_of_their_order() -> None:
+    """Of 2,000 tenants the least of those who wait is behind 10 without, and the largest ahead of
+    10: the values of two accounts are looked at."""
+    books = accounts()
+    for number in range(2000):
+        tenant = Tenant(f"t{number:04}")
+        books.arrive(str(number), tenant)
+        books.account(tenant.id).settled = float(number)
+        books.served_elsewhere(tenant.id, 0.0)
+        if number < 10 or number >= 1990:
+            books.admit(str(number), 0, 0)
+    books.order()
+    value = type(books.account("t0000")).value.fget.__code__  # type: ignore[attr-defined]
+    looks = 0
+
+    def count(frame, event, _):  # type: ignore[no-untyped-def]
+        nonlocal looks
+        looks += event == "call" and frame.f_code is value
+
+    sys.setprofile(count)
+    try:
+        spread = books.spread()
+    finally:
+        sys.setprofile(None)
+    assert spread == 1989 - 10 and looks == 2
 
 
 def test_a_refund_does_not_undo_the_lift() -> None:

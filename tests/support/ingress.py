@@ -166,6 +166,11 @@ class ScriptedModel:
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         if isinstance(self.replies, LoraplexError):
             raise self.replies
+        return [{k: v for k, v in told.items() if k != "tenants"} for told in self.replies]
+
+    async def activity(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        if isinstance(self.replies, LoraplexError):
+            raise self.replies
         return self.replies
 
     @property

@@ -184,6 +184,11 @@ def test_an_adapters_bytes_alone_make_no_tenant_busy() -> None:
     idle = (TenantUsage("idle", host_byte_s=5.0),)
     activity.heard(CoreStats(**{**stats, "tenants": (), "usage": idle, "service": ()}))
     assert activity.tenants() == []
+    # Nor does what it was served once, told again with them from time to time.
+    for second in range(2 * KEPT):
+        lies = (TenantUsage("idle", 1, 10, 0, 7, host_byte_s=6.0 + second),)
+        activity.heard(CoreStats(**{**stats, "tenants": (), "usage": lies, "service": ()}))
+        assert bool(activity.tenants()) == (second < KEPT)
 
 
 async def test_the_endpoint_is_for_admins(client: httpx.AsyncClient, world: World) -> None:

@@ -114,6 +114,17 @@ async def test_stop_string_ends_the_sequence_in_the_core(make: Make) -> None:
     await until_free(replica)
 
 
+async def test_its_status_does_not_grow_with_the_tenants(make: Make) -> None:
+    replica = await make(step_s=0.001)
+    await collect(replica, call(request(max_tokens=3)))
+    while not (told := await replica.activity())["tenants"]:
+        await asyncio.sleep(0.01)
+    status = await replica.status()
+    assert not {"tenants", "stalls"} & status.keys() and status.keys() < told.keys()
+    assert not {"tenants", "usage", "service"} & status["stats"].keys()
+    assert {"num_steps", "arrivals", "queue_s"} <= status["stats"].keys()
+
+
 async def until_free(replica: Replica) -> None:
     """Until the core runs nothing and every page but the reserved one is free."""
     deadline = asyncio.get_running_loop().time() + 10
