@@ -132,7 +132,7 @@ async def shown(client, world, until):
 
 async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, clients):
     first, second = versions
-    error = AdapterRejected("Its output is not finite.", code="adapter_quarantined")
+    error = AdapterRejected("On replica-3: s3://private/t9.", code="adapter_quarantined")
     world.model.script = failing(second, error)
     await canary(clients, world, second, weight=0.5)
     assert 20 <= await ask(clients) <= 100
@@ -143,6 +143,7 @@ async def test_a_failing_canary_is_rolled_back_and_says_why(world, versions, cli
     assert (ended["digest"], ended["at_s"]) == (second, 9.0)
     assert ended["why"].startswith("canary gate: ")
     assert "adapter_quarantined" in ended["why"] and "2.0% are allowed" in ended["why"]
+    assert "replica-3" not in str(found) and "private" not in str(found), "a tenant reads it too"
     assert any(ended["why"] in line for line in canary_lines(found))
     await told(clients, world, first)
     assert await ask(clients, num=20) == 20
@@ -166,6 +167,7 @@ async def test_the_verdict_is_seen_while_it_runs(world, versions, clients):
         return f["trial"]["canary"]["requests"] + f["trial"]["production"]["requests"] == 120
 
     trial = (await shown(clients[0], world, whole))["trial"]
+    assert set(trial) == {"model", "number", "state", "why", "canary", "production"}
     assert trial["state"] == "holding" and trial["canary"]["failed"] == 0
     assert 0 < trial["production"]["first_s"] < 5 and trial["production"]["quantile"] == 0.9
     lines = canary_lines(await admin(clients[0], world, "GET", TWO))

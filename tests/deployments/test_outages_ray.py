@@ -231,9 +231,11 @@ def test_a_write_is_answered_once_a_replica_has_it_and_a_failover_loses_none(ser
 
 
 def test_a_registry_that_is_away_and_comes_back(service, redis):
-    """Known names are served, publishing says 503, and nobody is started anew. Of what failed over
-    before, the one server that is left."""
+    """Known names are served, publishing says 503, and nobody is started anew. After a failover, so
+    that one server is left."""
     client, operator = service
+    redis.master.kill()
+    redis.wait_for_promotion()
     assert ask(client, "warm").status_code == 200
     redis.replica.kill()
     try:

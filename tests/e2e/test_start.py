@@ -16,7 +16,8 @@ from tests.support.service import BASE, Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
-SECOND_START_S = 45.0
+SECOND_START_S = 120.0
+"""Some 17 s on two cores that do nothing else."""
 EARLY_STOP_S = 15.0
 
 
@@ -39,14 +40,15 @@ def test_health_and_readiness_need_no_key(service: Service) -> None:
 def test_stop_leaves_no_process_and_a_second_start_is_quick(
     project: Path, service: Service, free_port: Callable[[], int]
 ) -> None:
-    """Beside the first service, on the same machine, with data of its own that is there already."""
+    """On the first service's data, of which nothing is made anew."""
     assert service.stop() == 0
     assert service.processes() == {}
-    keys = service.keys
+    keys, model = service.keys, (service.data / "model").stat()
     again = Service(project, service.home, free_port())
     try:
         assert again.startup_s < SECOND_START_S
         assert again.keys == keys
+        assert (again.data / "model").stat().st_ino == model.st_ino
         with again.client("acme") as client:
             models = client.get("/v1/models").json()["data"]
         assert [model["id"] for model in models] == [BASE, "acme/support"]
