@@ -20,17 +20,23 @@ TIMEOUT_S = 120.0
 
 
 async def answered(
-    serving: Serving, version: VersionRecord, tenant: Tenant, probes: Sequence[Probe]
+    serving: Serving,
+    version: VersionRecord,
+    tenant: Tenant,
+    probes: Sequence[Probe],
+    *,
+    own: bool,
 ) -> VersionRecord:
     """`version` with `probes` and its greedy answers to them, one after the other.
+    own: the tenant itself publishes, and they count against its bounds as its requests do.
 
     Raises AdapterRejected where an answer isn't as expected or can't be had for the version's sake,
-    and what else keeps the service from answering.
+    and what else keeps the service from answering, or the tenant from asking.
     """
     done = []
     for number, probe in enumerate(probes, 1):
         try:
-            text = await _answer(serving, version, tenant, probe, f"probe-{number}")
+            text = await _answer(serving, version, tenant, probe, f"probe-{number}", own)
         except LoraplexError as error:
             error.message = f"Probe {number} failed: {error.message}"
             if error.public is not None:
@@ -49,7 +55,12 @@ async def answered(
 
 
 async def _answer(
-    serving: Serving, version: VersionRecord, tenant: Tenant, probe: Probe, request_id: str
+    serving: Serving,
+    version: VersionRecord,
+    tenant: Tenant,
+    probe: Probe,
+    request_id: str,
+    own: bool,
 ) -> str:
     fields = {"model": version.ref.key, "max_tokens": probe.max_tokens, "temperature": 0}
     body: ChatBody | CompletionBody
@@ -58,7 +69,7 @@ async def _answer(
         body = parse(ChatBody, {**fields, "messages": messages})
     else:
         body = parse(CompletionBody, {**fields, "prompt": probe.prompt})
-    answer = await serving.answer_as(request_id, tenant, version.ref, body, TIMEOUT_S)
+    answer = await serving.answer_as(request_id, tenant, version.ref, body, TIMEOUT_S, own=own)
     choice = answer["choices"][0]
     text: str = choice["message"]["content"] if "message" in choice else choice["text"]
     return text

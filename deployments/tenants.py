@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from deployments.ingress.auth import RandomBytes, key_hint, new_key
@@ -18,7 +19,7 @@ from deployments.registry.records import (
     tenant_key,
 )
 from deployments.registry.registry import ABSENT, Registry
-from engine.errors import Conflict, NotFound
+from engine.errors import Conflict, InvalidRequest, NotFound
 
 MAX_ATTEMPTS = 8
 
@@ -49,6 +50,7 @@ class Tenants:
     def create(self, record: TenantRecord) -> tuple[TenantRecord, str]:
         """The new tenant and its first key. Raises InvalidRequest, Conflict."""
         check_name(record.id, "tenant")
+        _check_shares(record)
         record = replace(record, created_s=self._clock())
         try:
             self._registry.put(record.key, record.to_value(), ABSENT)
@@ -57,15 +59,25 @@ class Tenants:
         return record, self._add_key(Role.TENANT, record.id)
 
     def rotate_key(self, tenant: str) -> str:
-        """A new key in the place of all that the tenant has. Raises NotFound."""
+        """A new key in the place of those that the tenant has now; one that another rotation makes
+        meanwhile stays. Raises NotFound."""
         self.get(tenant)
+        replaced = [k for k, _ in self._keys() if k.tenant == tenant and k.revoked_s is None]
         key = self._add_key(Role.TENANT, tenant)
-        for record, rev in self._keys():
-            good = record.tenant == tenant and record.revoked_s is None
-            if good and record.sha256 != hash_key(key):
-                revoked = replace(record, revoked_s=self._clock())
-                self._registry.put(record.key, revoked.to_value(), rev)
+        for old in replaced:
+            self._revoke(old.key)
         return key
+
+    def _revoke(self, key: str) -> None:
+        """Once done it stays so: whoever was faster has done no more than this would have."""
+        while (entry := self._registry.get(key)) is not None:
+            record = KeyRecord.from_value(entry.value)
+            if record.revoked_s is not None:
+                return
+            revoked = replace(record, revoked_s=self._clock())
+            with suppress(Conflict):
+                self._registry.put(key, revoked.to_value(), entry.rev)
+                return
 
     def get(self, tenant: str) -> TenantRecord:
         return self._get(tenant)[0]
@@ -77,12 +89,15 @@ class Tenants:
         return TenantRecord.from_value(entry.value), entry.rev
 
     def change(self, tenant: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
-        """Apply `change` to the record as it is when it is written. Raises NotFound, Conflict."""
+        """Apply `change` to the record as it is when it is written. Raises NotFound,
+        InvalidRequest, Conflict."""
         for _ in range(MAX_ATTEMPTS):
             record, rev = self._get(tenant)
             changed = change(record)
             if changed == record:
                 return record
+            if _shares(changed) != _shares(record):
+                _check_shares(changed)
             try:
                 self._registry.put(changed.key, changed.to_value(), rev)
             except Conflict:
@@ -126,3 +141,18 @@ class Tenants:
     def _keys(self) -> list[tuple[KeyRecord, int]]:
         entries = self._registry.list(KEYS).entries
         return [(KeyRecord.from_value(e.value), e.rev) for e in entries]
+
+
+def _shares(record: TenantRecord) -> tuple[float | None, float | None]:
+    return record.soft_kv_share, record.hard_kv_share
+
+
+def _check_shares(record: TenantRecord) -> None:
+    """Of whatever is borrowed beyond the soft share none could ever be had."""
+    soft, hard = _shares(record)
+    if soft is not None and hard is not None and soft > hard:
+        raise InvalidRequest(
+            f"soft_kv_share ({soft:g}) is above hard_kv_share ({hard:g}). Lower the one, or raise"
+            " the other.",
+            param="soft_kv_share",
+        )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deployments.command_line.canary_lines import canary_lines
 from deployments.command_line.terminal import (
@@ -18,6 +17,7 @@ from deployments.command_line.terminal import (
     Limit,
     client,
     fail,
+    print_table,
     progress,
     show,
     size,
@@ -137,7 +137,7 @@ def show_adapter(context: typer.Context, adapter: Adapter, as_json: Json = False
     rows = [_version_row(v, _names(found, v["digest"])) for v in found["versions"]]
     show(found, as_json, f"{found['model']}: {found['status']}. {_places(found)}".rstrip())
     if not as_json:
-        Console(markup=False).print(table(columns, rows))
+        print_table(table(columns, rows))
         for told in canary_lines(found):
             typer.echo(told)
         warn([w for v in found["versions"] for w in v["warnings"]])

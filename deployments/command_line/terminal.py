@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 the service refused, 2 wrong usage, 3 the service can't be
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
@@ -18,9 +18,13 @@ from typer.core import TyperGroup
 
 from deployments.command_line.admin_client import AdminClient, Refused, Unreachable, Unusable
 from deployments.config import ClientConfig
+from deployments.rest.strict_json import is_text
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 CODES = {REFUSED: "refused", USAGE: "wrong_usage", UNREACHABLE: "unreachable"}
+
+WIDEST = 100_000
+"""Of a table that is not for a terminal, in characters."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
 Limit = Annotated[
@@ -94,6 +98,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         as_json = "--json" in ctx.args
         try:
+            _refuse_bytes([*ctx.args, *ctx.params.values()])
             return super().invoke(ctx)
         except CommandFailed as failed:
             _tell(str(failed), failed.code, failed.error, as_json)
@@ -103,6 +108,14 @@ class Commands(TyperGroup):
                 raise
             _tell(error.format_message(), USAGE, None, as_json)
             raise typer.Exit(USAGE) from None
+
+
+def _refuse_bytes(arguments: Sequence[object]) -> None:
+    """What isn't UTF-8 reaches a program as halves of surrogate pairs, which nothing can send."""
+    for argument in arguments:
+        if isinstance(argument, str) and not is_text(argument):
+            told = argument.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            fail(f"The argument {told} is not UTF-8. Write it in UTF-8.", USAGE)
 
 
 def _tell(message: str, code: int, error: Mapping[str, Any] | None, as_json: bool) -> None:
@@ -122,13 +135,24 @@ def show(answer: Any, as_json: bool, otherwise: str | Table) -> None:
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     elif isinstance(otherwise, Table):
-        Console(markup=False).print(otherwise)
+        print_table(otherwise)
     else:
         typer.echo(otherwise)
 
 
+def print_table(made: Table) -> None:
+    """As wide as the terminal; where it goes to a file or a program, as wide as it is."""
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console.width = WIDEST
+    console.print(made)
+
+
 def table(columns: list[str], rows: list[list[str]]) -> Table:
-    made = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    """Nothing is ever cut: what a column has no room for goes on in its next line."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made

@@ -10,7 +10,7 @@ from deployments.command_line.terminal import After, Json, Limit, client, show, 
 
 COLUMNS = [
     "tenant",
-    "requests",
+    "sequences",
     "prompt tokens",
     "cached",
     "output tokens",

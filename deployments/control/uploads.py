@@ -179,8 +179,20 @@ class Upload:
         if part.filename is not None:
             self.files[part.filename[:200]] = part.num_bytes
         else:
-            self.fields[part.name] = part.value.decode("utf-8", "replace")
+            self._set(part)
         self._close()
+
+    def _set(self, part: _Part) -> None:
+        if part.name in self.fields:
+            raise InvalidRequest(
+                f"{part.name[:80]} is there twice. Send it once.", param=part.name[:80]
+            )
+        try:
+            self.fields[part.name] = part.value.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"{part.name[:80]} is not UTF-8. Send it so.", param=part.name[:80]
+            ) from None
 
     def _all(self) -> None:
         self._ended = True

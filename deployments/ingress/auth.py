@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from engine.types import Tenant
 
 KEY_PREFIX = "lp-"
 MAX_KEY_CHARS = 256
+
+_OPERATOR = re.compile(r"operator (lp-\S+)")
 
 RandomBytes = Callable[[int], bytes]
 
@@ -31,6 +34,11 @@ class Caller:
     def is_operator(self) -> bool:
         """Whether it is told where and how things are kept."""
         return self.tenant is None
+
+    @property
+    def signature(self) -> str:
+        """Whose doing something is, in a record; `shown_signature` shows it."""
+        return f"operator {self.hint}" if self.is_operator else self.hint
 
     def as_tenant(self) -> Tenant:
         """Raises PermissionDenied for an admin key."""
@@ -62,6 +70,11 @@ def new_key(random_bytes: RandomBytes = secrets.token_bytes) -> str:
 def key_hint(key: str) -> str:
     """Enough of a key to tell it from others, too little to guess it."""
     return f"{key[:7]}..."
+
+
+def shown_signature(text: str, to_operator: bool) -> str:
+    """A record's text with signatures: an admin key's beginning is for operators alone."""
+    return _OPERATOR.sub(r"\1" if to_operator else "an operator", text)
 
 
 def bearer_key(authorization: str | None) -> str:

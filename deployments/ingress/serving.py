@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,13 +139,21 @@ class Serving:
         ref: AdapterRef,
         body: ChatBody | CompletionBody,
         timeout_s: float,
+        *,
+        own: bool,
     ) -> dict[str, Any]:
-        """The whole answer of the version `ref`, whatever names stand for: nobody's request, so it
-        takes a place of this process but none of the tenant's. Raises as `job`."""
-        with self.place():
+        """The whole answer of the version `ref`, whatever names stand for. It takes a place of this
+        process; `own`: its tenant asks, so it counts against the tenant's bounds as any request of
+        its own. Raises as `job`."""
+        num = self._num_sequences(body)
+        with self.place(), ExitStack() as held:
+            ticket = held.enter_context(self.admission.admit(tenant, num)) if own else None
             trace = untraced(request_id)
             generation = await self._generation(trace, body, tenant, ref, timeout_s)
-            answer = Answer(self._head(request_id, ref, body), self._num_sequences(body))
+            answer = Answer(self._head(request_id, ref, body), num)
+            if ticket is not None:
+                tokens = await self.tokens.admit(tenant, generation.num_prompt // body.num_choices)
+                return await Job(generation, answer, ticket, tokens, None, None).whole()
             async with aclosing(generation.events()) as batches:
                 async for batch in batches:
                     answer.add(batch)

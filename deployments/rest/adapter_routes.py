@@ -165,13 +165,15 @@ class AdapterRoutes:
     async def _publish(self, caller: Caller, body: PublishBody, source: Source) -> Response:
         """Check and store; ask the probes; then the name changes, or nothing does."""
         placing, probes = body.placing(), body.asked()
-        order = Order(self._owner(caller, body), body.name, source, caller.hint, body.base)
+        order = Order(self._owner(caller, body), body.name, source, caller.signature, body.base)
         version = await self.control.stage(order)
         # Its bytes may have been mended just now, and the probes ask for them.
         await self._orders.retry([version.ref])
         if probes:
             tenant = await asyncio.to_thread(self.tenants.get, order.tenant)
-            version = await answered(self.serving, version, tenant.tenant(), probes)
+            version = await answered(
+                self.serving, version, tenant.tenant(), probes, own=caller.tenant is not None
+            )
         record = await self.control.register(version, placing)
         digest = version.ref.digest
         logger.info("%s published %s of %s as %s", order.by, digest, record.model, placing.alias)
@@ -198,7 +200,11 @@ class AdapterRoutes:
             caller,
             f"rolled {tenant}/{name}@{body.alias} back",
             lambda: self.adapters.roll_back(
-                tenant, name, body.alias, expect=body.expect, why=f"rolled back by {caller.hint}"
+                tenant,
+                name,
+                body.alias,
+                expect=body.expect,
+                why=f"rolled back by {caller.signature}",
             ),
         )
 
@@ -225,7 +231,9 @@ class AdapterRoutes:
             # Once its version is retired, the name `canary` stands for nothing.
             found = await asyncio.to_thread(self.adapters.get, tenant, name)
             version = found.find(version).ref.digest
-        record = await asyncio.to_thread(self.adapters.retire, tenant, name, caller.hint, version)
+        record = await asyncio.to_thread(
+            self.adapters.retire, tenant, name, caller.signature, version
+        )
         logger.info("%s retired %s of %s/%s", caller.hint, version or "all", tenant, name)
         await self.desk.catalog.refresh()
         refs = unused(record, version, self.desk.catalog.adapters(tenant))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from deployments.ingress.auth import shown_signature
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.version_record import VersionRecord
@@ -32,7 +33,10 @@ def adapter_view(record: AdapterRecord, to_operator: bool) -> dict[str, Any]:
                 "weight": alias.weight,
                 "history": list(alias.history),
                 "gate": alias.gate,
-                "ended": [asdict(e) for e in reversed(alias.ended)],
+                "ended": [
+                    {**asdict(e), "why": shown_signature(e.why, to_operator)}
+                    for e in reversed(alias.ended)
+                ],
             }
             for name, alias in sorted(record.aliases.items())
         },
@@ -98,16 +102,20 @@ def _version_view(version: VersionRecord, to_operator: bool) -> dict[str, Any]:
         "num_elements": ref.num_elements,
         "num_bytes": ref.num_bytes,
         "base": version.base,
-        "asserted_by": version.asserted_by,
+        "asserted_by": _shown(version.asserted_by, to_operator),
         "published_s": version.published_s,
-        "by": version.by,
+        "by": shown_signature(version.by, to_operator),
         "modules": list(version.modules),
         "num_modules": version.num_modules,
         "warnings": list(version.warnings),
         "retired_s": version.retired_s,
-        "retired_by": version.retired_by,
+        "retired_by": _shown(version.retired_by, to_operator),
         "probes": [asdict(p) for p in version.probes],
     }
+
+
+def _shown(signature: str | None, to_operator: bool) -> str | None:
+    return None if signature is None else shown_signature(signature, to_operator)
 
 
 def place_view(place: Mapping[str, Any], to_operator: bool) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -19,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.rest.answers import error_body
+from deployments.rest.strict_json import decode_json
 from deployments.telemetry.following import Followed, Follower
 from engine.errors import ErrorInfo, InvalidRequest, LoraplexError, TooLarge
 
@@ -159,21 +159,6 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float = BODY_TI
     return bytes(body)
 
 
-def decode_json(body: bytes) -> Any:
-    """Raises InvalidRequest."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-        # Halves of surrogate pairs are valid JSON but no text: nothing after us could encode them.
-        if b"\\ud" in body.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest(
-            f"The body is not valid JSON: {reason[:200]}", code="invalid_json"
-        ) from None
-    return value
-
-
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, or ClientGone (and `work` cancelled and ended) on a disconnect."""
     task = asyncio.create_task(work)
@@ -198,7 +183,3 @@ async def _disconnect(receive: Receive) -> None:
 
 def _refuse_size(max_bytes: int) -> NoReturn:
     raise TooLarge(f"The body is larger than {max_bytes} bytes. Send less at once.")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")

@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from deployments.ingress.auth import Caller, bearer_key
 from deployments.ingress.catalog import Catalog
 from deployments.registry.records import check_name
-from deployments.rest.edge import decode_json, read_body
+from deployments.rest.edge import read_body
 from deployments.rest.rest_bodies import parse
+from deployments.rest.strict_json import decode_json
 from deployments.tenants import no_tenant
 from engine.errors import InvalidRequest, NotFound
 

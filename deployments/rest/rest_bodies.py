@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,13 +12,17 @@ from deployments.probes import MAX_ANSWER_TOKENS, check_probes
 from deployments.registry.alias import PRODUCTION
 from deployments.registry.records import SWITCHES
 from deployments.registry.version_record import Probe
+from deployments.rest.strict_json import read_json_text
 from deployments.rest.wording import problems, unfit
 from engine.errors import InvalidRequest
 
 B = TypeVar("B", bound=BaseModel)
 Weight = Annotated[float, Field(ge=0, le=1)]
-Rank = Annotated[int, Field(ge=1)]
-Limit = Annotated[int, Field(ge=1)]
+MAX_LIMIT = 10**12
+"""Of every limit that is a whole number."""
+Rank = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
+Count = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
 
 
 MAX_REPLICAS = 10_000
@@ -118,12 +121,12 @@ class TenantLimits(Body):
     weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     max_concurrent: Limit = 256
     max_queued: Limit = 128
-    max_tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    max_adapters: Annotated[int, Field(ge=0)] | None = None
-    max_adapter_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_tokens_per_minute: Limit | None = None
+    max_adapters: Count | None = None
+    max_adapter_bytes: Count | None = None
     max_rank: Rank | None = None
-    max_host_bytes: Annotated[int, Field(ge=0)] | None = None
-    max_device_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_host_bytes: Count | None = None
+    max_device_bytes: Count | None = None
     soft_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
     hard_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
     allowed_ranks: Annotated[list[Rank], Field(max_length=64)] = []
@@ -167,9 +170,9 @@ def parse_form(body_type: type[B], fields: Mapping[str, str]) -> B:
     values: dict[str, Any] = dict(fields)
     for name in values.keys() & _not_texts(body_type):
         try:
-            values[name] = json.loads(values[name])
-        except (ValueError, RecursionError):
-            raise InvalidRequest(f"{name} is not JSON.", param=name) from None
+            values[name] = read_json_text(values[name])
+        except ValueError as error:
+            raise InvalidRequest(f"{name} is not JSON: {str(error)[:200]}.", param=name) from None
     return parse(body_type, values)
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from deployments.rest.endpoints import Desk, add, own_tenant, page, page_limit
 from deployments.tenants import Tenants
+from engine.errors import InvalidRequest
 
 
 class UsageSource(Protocol):
@@ -34,6 +35,11 @@ class UsageRoutes:
     async def usage(self, request: Request, tenant: str | None = None, after: str = "") -> Response:
         tenant = own_tenant(await self.desk.caller(request), tenant)
         limit = page_limit(request)
+        if tenant is not None and after:
+            raise InvalidRequest(
+                "after goes on with a list of tenants, and this is the usage of one. Leave it out.",
+                param="after",
+            )
         if tenant is not None:
             await asyncio.to_thread(self.tenants.get, tenant)
         found = await self.control.usage(None if tenant is None else [tenant], after, limit)

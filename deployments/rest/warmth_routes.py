@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.config import AppConfig
+from deployments.ingress.auth import Caller, shown_signature
 from deployments.ingress.generation import Model
 from deployments.pin_keeper import PinKeeper, slots_of
 from deployments.pins import Pins
@@ -122,34 +123,35 @@ class WarmthRoutes:
             on_device,
             body.num_replicas(),
             ref.num_elements,
-            caller.hint,
+            caller.signature,
             self.clock(),
         )
         await asyncio.to_thread(self.pins.pin, wanted, quota)
         await self.keeper.push_now()
-        return JSONResponse(self._view(wanted))
+        return JSONResponse(self._view(wanted, caller))
 
     async def unpin(self, request: Request, tenant: str, name: str) -> Response:
-        await self.desk.owner(request, tenant, name)
+        caller = await self.desk.owner(request, tenant, name)
         record = await asyncio.to_thread(self.pins.unpin, tenant, name)
         await self.keeper.push_now()
-        return JSONResponse({**self._view(record), "pinned": False})
+        return JSONResponse({**self._view(record, caller), "pinned": False})
 
     async def list(self, request: Request, tenant: str | None = None) -> Response:
-        tenant = own_tenant(await self.desk.publisher(request), tenant)
+        caller = await self.desk.publisher(request)
+        tenant = own_tenant(caller, tenant)
         if tenant is not None and await self._tenant(tenant) is None:
             raise no_tenant(tenant)
         records = await asyncio.to_thread(self.pins.all, tenant)
-        return JSONResponse({"object": "list", "data": [self._view(r) for r in records]})
+        return JSONResponse({"object": "list", "data": [self._view(r, caller) for r in records]})
 
-    def _view(self, record: PinRecord) -> dict[str, Any]:
+    def _view(self, record: PinRecord, to: Caller) -> dict[str, Any]:
         return {
             "object": "pin",
             "model": f"{record.tenant}/{record.name}",
             "tier": "device" if record.on_device else "host",
             "replicas": record.replicas or "all",
             "num_bytes": self.pins.num_bytes(record),
-            "by": record.by,
+            "by": shown_signature(record.by, to.is_operator),
             "created_s": record.created_s,
             "pinned": True,
         }

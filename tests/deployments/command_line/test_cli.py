@@ -10,7 +10,7 @@ from deployments.command_line.cli import app
 from deployments.control.sidecars import Sidecar, Sidecars
 from deployments.ingress.ingress import create_app
 from deployments.registry import open_registry
-from deployments.registry.records import key_key
+from deployments.registry.records import TenantRecord, key_key
 from engine.errors import AdapterRejected
 from tests.support.ingress import LocalServer
 from tests.support.memory_control import publish, put_version, version_record
@@ -341,3 +341,21 @@ def test_warm_and_pin(loraplex, world):
     loraplex("adapters", "unpin", "t1/bot", code=1)
     loraplex("adapters", "pin", "t1/bot", "--tier", "disk", code=2)
     loraplex("adapters", "pin", "t1/bot", "--replicas", "none", code=2)
+
+
+def test_names_are_never_cut(loraplex, world):
+    name = "a" * 40 + "." + "b" * 22
+    world.tenants.create(TenantRecord(name, max_rank=16, allowed_ranks=(8, 16)))
+    told = {"epoch": "life", "number": 1, "usage": {name: {"num_requests": 4}}}
+    world.control.ledger.read([told], 0.0)
+    for words in (("tenants", "list"), ("usage",)):
+        assert name in loraplex(*words, env={"COLUMNS": "80"}), "it goes to a file"
+        narrow = loraplex(*words, env={"COLUMNS": "80", "TTY_COMPATIBLE": "1"})
+        assert name not in narrow and "\u2026" not in narrow
+
+
+def test_an_argument_that_is_not_utf8_is_named(loraplex, world):
+    publish = ("adapters", "publish", "t2/new", "x", "--probe", "a\udcff")
+    assert "argument a\\xff is not UTF-8" in loraplex(*publish, code=2)
+    error = json.loads(loraplex(*publish, "--json", code=2))["error"]
+    assert error["code"] == "wrong_usage" and world.control.orders == []

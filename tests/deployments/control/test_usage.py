@@ -259,6 +259,8 @@ async def test_a_tenant_sees_its_own_and_an_admin_everybodys(tmp_path: Path) -> 
         unknown = error_of(await client.get("/v1/usage?tenant=t9"), 404)
         assert others["message"] == unknown["message"].replace("t9", "t2")
         error_of(await client.get("/v1/usage?tenant=t9", headers=admin), 404)
+        both = await client.get("/v1/usage?tenant=t1&after=zzz", headers=admin)
+        assert error_of(both, 400)["param"] == "after"
         wrong = error_of(await client.get("/v1/usage?tennant=t1"), 400)
         assert wrong["param"] == "tennant"
         world.control.away = Unavailable("Control is away.")

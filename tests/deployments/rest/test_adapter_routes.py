@@ -10,10 +10,19 @@ import pytest
 
 from deployments.ingress.ingress import create_app
 from deployments.registry.adapter_record import AdapterRecord
+from deployments.registry.records import TenantRecord
 from deployments.tier_orders import read_retry
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, Unavailable
-from tests.support.ingress import InProcess, LocalServer, bearer, error_of, events
+from tests.support.ingress import (
+    HANG,
+    InProcess,
+    LocalServer,
+    announce,
+    bearer,
+    error_of,
+    events,
+)
 from tests.support.memory_control import publish, put_version
 
 BOT = "/v1/adapters/t1/bot"
@@ -284,6 +293,10 @@ async def test_an_upload_goes_through_the_store(admin, world):
         (FORM, {"a": FILES["config"]}, 422, TENSORS),
         (FORM, {"a": FILES["config"], "b": ("adapter_model.bin", b"x")}, 422, "pickle"),
         (FORM, {**FILES, "c": FILES["config"]}, 400, "twice"),
+        ({**FORM, "name": ["up", "other"]}, FILES, 400, "name is there twice"),
+        ({**FORM, "probes": '[{"prompt": "\\ud800"}]'}, FILES, 400, "half of a surrogate"),
+        ({**FORM, "probes": '[{"prompt": "a", "prompt": "b"}]'}, FILES, 400, "prompt is there"),
+        ({**FORM, "name": b"\xed\xa0\x80"}, FILES, 400, "not UTF-8"),
         (FORM, {"a": ("../adapter_config.json", b"x")}, 422, CONFIG),
         ({**FORM, "weight": "x"}, FILES, 400, "weight"),
         ({**FORM, "name": "../up"}, FILES, 201, ""),
@@ -390,6 +403,65 @@ async def test_a_probe_that_fails_fails_the_publish(admin, world):
     )
     assert error["message"] == "Probe 1 failed: no room"
     assert world.registry.list("") == before
+
+
+async def test_probes_of_a_tenants_own_publish_count_against_its_limits(world):
+    record = TenantRecord("few", flags=("self_publish",), max_tokens_per_minute=40)
+    key = bearer(world.tenants.create(record)[1])
+    probes = [{"prompt": "abcd", "max_tokens": 1} for _ in range(3)]
+    body = {"tenant": "few", "name": "new", "folder": "x", "probes": probes}
+    async with InProcess(world) as client:
+        admin = bearer(world.keys["admin"])
+        assert (await client.post("/v1/adapters", json=body, headers=admin)).status_code == 201
+        asked = len(world.model.calls)
+        again = {**body, "name": "own"}
+        error = error_of(await client.post("/v1/adapters", json=again, headers=key), 429)
+        assert error["code"] == "tokens_per_minute" and "Probe" in error["message"]
+        assert len(world.model.calls) < asked + len(probes)
+        assert world.registry.get("adapter/few/own") is None
+        said = {"model": "org/tiny", "prompt": "x" * 20, "max_tokens": 1}
+        error_of(await client.post("/v1/completions", json=said, headers=key), 429)
+
+
+async def test_probes_of_a_tenants_own_publish_are_among_its_requests(world):
+    flags = ("self_publish",)
+    key = bearer(world.tenants.create(TenantRecord("one", flags=flags, max_concurrent=1))[1])
+    body = {"tenant": "one", "name": "new", "folder": "x", "probes": [{"prompt": "hi"}]}
+    said = {"model": "org/tiny", "prompt": "x", "max_tokens": 1}
+    answers, world.model.script = world.model.script, lambda call: [HANG]
+    async with InProcess(world) as client:
+        called = announce(world.model)
+        first = asyncio.create_task(client.post("/v1/completions", json=said, headers=key))
+        await called.wait()
+        world.model.script = answers
+        error_of(await client.post("/v1/adapters", json=body, headers=key), 429)
+        admin = bearer(world.keys["admin"])
+        assert (await client.post("/v1/adapters", json=body, headers=admin)).status_code == 201
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        again = {**body, "folder": "y"}
+        assert (await client.post("/v1/adapters", json=again, headers=key)).status_code == 201
+
+
+async def test_a_tenant_is_not_told_an_admins_key(admin, world, two):
+    flag(world, "t1", "self_publish")
+    body = {"tenant": "t1", "name": "two", "folder": "x", "base": "org/tiny"}
+    digest = (await admin.post("/v1/adapters", json=body)).json()["version"]
+    canary = {"version": two[0], "as": "canary"}
+    await admin.post("/v1/adapters/t1/two/promote", json=canary)
+    await admin.post("/v1/adapters/t1/two/rollback", json={"as": "canary"})
+    await admin.delete(f"/v1/adapters/t1/two/versions/{two[1]}")
+    await admin.put("/v1/adapters/t1/two/pin")
+    hint = world.keys["admin"][:7]
+    for path in ("/v1/adapters/t1/two", "/v1/pins"):
+        told = await admin.get(path)
+        assert hint in told.text and "operator" not in told.text
+        told = await admin.get(path, headers=bearer(world.keys["t1"]))
+        assert hint not in told.text and '"by":"an operator"' in told.text
+    shown = (await admin.get("/v1/adapters/t1/two", headers=bearer(world.keys["t1"]))).json()
+    assert shown["aliases"]["production"]["ended"][0]["why"] == "rolled back by an operator"
+    by = {v["digest"]: (v["by"], v["retired_by"]) for v in shown["versions"]}
+    assert by[digest] == ("an operator", None) and by[two[1]][1] == "an operator"
 
 
 # A tenant's own key -------------------------------------------------------------------------------

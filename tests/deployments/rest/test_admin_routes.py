@@ -192,6 +192,24 @@ async def test_what_is_not_there(admin):
     error_of(await admin.post("/v1/tenants/nosuch/rotate-key"), 404)
 
 
+async def test_limits_that_contradict_each_other_or_nobody_means(admin, world):
+    before = world.tenants.get("t1")
+    shares = {"soft_kv_share": 0.9, "hard_kv_share": 0.1}
+    for answer in (
+        await admin.patch("/v1/tenants/t1", json=shares),
+        await admin.post("/v1/tenants", json={"id": "new", **shares}),
+    ):
+        message = error_of(answer, 400)["message"]
+        assert "soft_kv_share (0.9)" in message and "hard_kv_share (0.1)" in message
+    for name in ("max_concurrent", "max_adapter_bytes", "max_tokens_per_minute", "max_rank"):
+        error = error_of(await admin.patch("/v1/tenants/t1", json={name: 10**12 + 1}), 400)
+        assert error["param"] == name and "1000000000000 or less" in error["message"]
+    assert world.tenants.get("t1") == before
+    assert (await admin.patch("/v1/tenants/t1", json={"hard_kv_share": 0.1})).status_code == 200
+    error_of(await admin.patch("/v1/tenants/t1", json={"soft_kv_share": 0.9}), 400)
+    assert (await admin.post("/v1/tenants/t1/suspend")).status_code == 200
+
+
 async def test_a_rotated_key_ends_within_two_seconds(admin, world):
     old = bearer(world.keys["t1"])
     assert (await admin.get("/v1/models", headers=old)).status_code == 200
