@@ -1,9 +1,10 @@
-"""What a replica is told about its tiers, beside requests: plain values, so that releases can mix.
+"""What a replica is told of tiers and tenants, beside requests: plain values, so that releases mix.
 
     prefetch  {"v": 1, "ref": ..., "to_device": bool, "ordered": bool, "tenant": ... or None,
                "slots": [rank, ...] or None, "retry": bool}
     retry     {"v": 1, "refs": [..., ...]}
     pins      {"v": 1, "pins": [{"ref": ..., "on_device": bool, "slots": [rank, ...]}, ...]}
+    limits    {"v": 1, "tenants": [..., ...]}
 
 `slots` says which replicas are meant; None: whoever gets it. `retry`: also after a failure that is
 remembered (`messages.Retry`). No torch.
@@ -17,7 +18,7 @@ from typing import Any
 
 from engine.adapters.residency import DEVICE, HOST, LOADING
 from engine.errors import ErrorInfo, InvalidRequest
-from engine.messages import Pin, Prefetch, Retry, SetPins
+from engine.messages import Pin, Prefetch, Retry, SetLimits, SetPins
 from engine.types import AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
 
 ORDER_VERSION = 1
@@ -64,6 +65,10 @@ def pins_order(pins: Iterable[SlotPin]) -> dict[str, Any]:
     return {"v": ORDER_VERSION, "pins": wires}
 
 
+def limits_order(tenants: Iterable[Tenant]) -> dict[str, Any]:
+    return {"v": ORDER_VERSION, "tenants": [asdict(tenant) for tenant in tenants]}
+
+
 def read_prefetch(order: Mapping[str, Any], slot: int) -> list[Retry | Prefetch]:
     """What to tell the core, the wish last. Empty: it is for other replicas. Raises InvalidRequest
     for an order that can't be read."""
@@ -100,6 +105,15 @@ def read_pins(order: Mapping[str, Any], slot: int) -> SetPins:
         pins = (Pin(adapter_from_wire(p["ref"]), bool(p["on_device"])) for p in mine)
         return SetPins(tuple(pins))
     except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"The order can't be read: {error!r}.") from None
+
+
+def read_limits(order: Mapping[str, Any]) -> SetLimits:
+    """Raises InvalidRequest for an order that can't be read."""
+    _check_version(order)
+    try:
+        return SetLimits(tuple(_tenant(wire) for wire in order["tenants"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"The order can't be read: {error!r}.") from None
 
 

@@ -54,12 +54,9 @@ class Accounts:
 
     def arrive(self, request_id: str, tenant: Tenant) -> None:
         """The tenant has one more request, waiting. One that had none waiting is lifted."""
-        account = self._accounts.get(tenant.id)
-        if account is None:
+        if (account := self._accounts.get(tenant.id)) is None:
             account = self._accounts[tenant.id] = Account(tenant.id, tenant.weight)
-        if account.weight != tenant.weight:
-            self._weight += tenant.weight - account.weight if account.num_requests else 0.0
-            account.reweigh(tenant.weight)
+        self.reweigh(tenant)
         if account.num_waiting == 0:
             account.raise_to(self._least_settled(account))
             account.floor = account.settled
@@ -73,6 +70,13 @@ class Accounts:
         account.num_waiting += 1
         self._frontier.add(account)
         self._charges[request_id] = Charge(account)
+
+    def reweigh(self, tenant: Tenant) -> None:
+        """The tenant's weight, from now on. Nothing happens for one without an account."""
+        account = self._accounts.get(tenant.id)
+        if account is not None and account.weight != tenant.weight:
+            self._weight += tenant.weight - account.weight if account.num_requests else 0.0
+            account.reweigh(tenant.weight)
 
     def admit(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
         """Charge it. `num_prompt`: prompt tokens to compute, without those from the prefix cache.
@@ -285,8 +289,7 @@ class Accounts:
         """Where a tenant begins that had nothing waiting: where the least of those stands that have
         something waiting, so that neither idleness nor a lone request in progress banks anything.
         Nobody waits: the least with work; nobody has any: where the last to go idle stood."""
-        least = self._frontier.least()
-        if least is not None:
+        if (least := self._frontier.least()) is not None:
             return least
         others = (a.settled for a in self.with_work() if a is not newcomer)
         return min(others, default=self._last_settled if not newcomer.num_requests else 0.0)

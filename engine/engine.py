@@ -25,6 +25,7 @@ from engine.messages import (
     Retry,
     SequenceOutput,
     ServiceElsewhere,
+    SetLimits,
     SetPins,
     Submit,
 )
@@ -83,6 +84,8 @@ class Engine:
                 self.scheduler.cache.prefetch(message, now)
             case SetPins(pins):
                 self.scheduler.cache.set_pins(pins)
+            case SetLimits():
+                self.scheduler.set_limits(message)
             case Drop():
                 self.scheduler.retire(message, now)
             case Retry(ref):

@@ -67,6 +67,13 @@ class SetPins:
 
 
 @dataclass(frozen=True, slots=True)
+class SetLimits:
+    """These tenants' weights and limits from now on, also for what is already here."""
+
+    tenants: tuple[Tenant, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """This version is retired: its copies in every tier of this replica go when the last request
     that waits for it or runs on it has ended. With `now` those end at once, with an error."""
@@ -124,7 +131,7 @@ class ServiceElsewhere:
     peers: tuple[PeerService, ...]
 
 
-Input = Submit | Abort | Prefetch | SetPins | Drop | Retry | LoadDone | ServiceElsewhere
+Input = Submit | Abort | Prefetch | SetPins | SetLimits | Drop | Retry | LoadDone | ServiceElsewhere
 
 
 # From the core ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from engine.accounts import Accounts
 from engine.errors import InvalidRequest
 from engine.prefix import PrefixTree
 from engine.running import RunningSet
-from engine.types import Request, Tenant
+from engine.types import Tenant
 
 
 class PageShares:
@@ -29,7 +29,7 @@ class PageShares:
         self._hard: dict[str, int] = {}
 
     def learn(self, tenant: Tenant) -> None:
-        """The tenant's limits, as its last request brought them."""
+        """The tenant's limits, from now on."""
         for limits, part in (
             (self._soft, tenant.soft_kv_share),
             (self._hard, tenant.hard_kv_share),
@@ -39,16 +39,18 @@ class PageShares:
             elif tenant.id in limits:
                 del limits[tenant.id]
 
-    def refusal(self, request: Request, page_tokens: int) -> InvalidRequest | None:
-        """Of a request that alone is above its tenant's hard limit."""
-        limit = self._hard.get(request.tenant.id)
+    def refusal(self, tenant: str, num_tokens: int) -> InvalidRequest | None:
+        """Of a sequence that is to hold so many tokens and can't, even with all that its tenant may
+        have."""
+        limit = self._hard.get(tenant)
         if limit is None:
             return None
-        needed = -(-(len(request.prompt) + request.max_tokens) // page_tokens)
+        page_tokens = self._prefix.page_tokens
+        needed = -(-num_tokens // page_tokens)
         if needed <= limit:
             return None
         return InvalidRequest(
-            f"The request may take {needed * page_tokens} tokens of KV and its tenant may hold"
+            f"The request takes up to {needed * page_tokens} tokens of KV and its tenant may hold"
             f" {limit * page_tokens} on a replica. Shorten it or raise the tenant's hard_kv_share.",
             code="kv_share_exceeded",
             param="max_tokens",

@@ -131,10 +131,13 @@ class Prefill:
             sequence = mine.pop(0)
             if sequence.row >= 0:
                 return sequence
-        newcomer = self._queue.head(tenant)
-        if newcomer is None or step.is_closed or self._is_barred(tenant, step):
+        if step.is_closed or self._is_barred(tenant, step):
             return None
-        return newcomer if self._admit(newcomer, step) else None
+        while (newcomer := self._queue.head(tenant)) is not None:
+            num_tokens = len(newcomer.tokens) if newcomer.ever_admitted else newcomer.max_length
+            if not self._requests.end_if_outgrown(newcomer, num_tokens, step.now):
+                return newcomer if self._admit(newcomer, step) else None
+        return None
 
     def _is_barred(self, tenant: str, step: Step) -> bool:
         return step.bar is not None and self._accounts.standing(tenant) >= step.bar

@@ -32,6 +32,11 @@ def refusal(request: Request, model: ModelConfig, base_revision: str) -> Request
     return None
 
 
+def is_usable(weight: float) -> bool:
+    """Whether a tenant may have this weight."""
+    return 1 / MAX_NUMBER <= weight <= MAX_NUMBER
+
+
 def _bad_length(request: Request, max_model_len: int) -> RequestError | None:
     if not request.prompt:
         return InvalidRequest("The prompt has no tokens. Send at least one.", param="prompt")
@@ -69,6 +74,6 @@ def _bad_number(request: Request, vocab_size: int | None) -> RequestError | None
     )
     if not all(abs(number) <= MAX_NUMBER for number in numbers):
         return InvalidRequest("A sampling parameter is too large, or not a number.")
-    if not 1 / MAX_NUMBER <= weight <= MAX_NUMBER:
+    if not is_usable(weight):
         return InvalidRequest(f"Tenant {request.tenant.id!r} has the weight {weight}.")
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
@@ -15,12 +16,12 @@ from engine.messages import Drop, LoadDone, SequenceOutput
 from engine.page_shares import PageShares
 from engine.prefix import PrefixNode
 from engine.queue import WaitingQueue
-from engine.refusal import refusal
+from engine.refusal import is_usable, refusal
 from engine.running import RunningSet
 from engine.sequence import Sequence
 from engine.step import Step
 from engine.timeline import Wait
-from engine.types import FinishReason, Request
+from engine.types import FinishReason, Request, Tenant
 
 
 class Requests:
@@ -116,6 +117,25 @@ class Requests:
         self._counters.prompt(sequence.usage, len(request.prompt), sequence.num_cached)
         return True
 
+    def end_if_outgrown(self, sequence: Sequence, num_tokens: int, now: float) -> bool:
+        """True where it is to hold more tokens than it ever can, since its tenant's hard share was
+        lowered: it ends with an error. What it has on the device is awaited first, and may be its
+        end anyway."""
+        error = self._shares.refusal(sequence.tenant, num_tokens)
+        if error is None:
+            return False
+        if not sequence.num_pending:
+            self._outputs.append(self.finish(sequence, FinishReason.ERROR, now, error.info()))
+        return True
+
+    def set_limits(self, tenants: Iterable[Tenant]) -> None:
+        """See `messages.SetLimits`."""
+        for tenant in tenants:
+            if is_usable(tenant.weight):
+                self._accounts.reweigh(tenant)
+            self._shares.learn(tenant)
+            self._cache.learn(tenant)
+
     def settle(self, sequence: Sequence) -> None:
         """Tells account and usage of the output tokens that they don't know of yet: a page at a
         time at most, since telling them of each would cost more than all else about a token."""
@@ -186,8 +206,10 @@ class Requests:
         if request.id in self._sequences:
             return Conflict(f"A request with id {request.id!r} is in progress.").info()
         self._shares.learn(request.tenant)
-        page_tokens = self._holdings.page_tokens
-        error = refusal(request, model, base_revision) or self._shares.refusal(request, page_tokens)
+        num_tokens = len(request.prompt) + request.max_tokens
+        error = refusal(request, model, base_revision) or self._shares.refusal(
+            request.tenant.id, num_tokens
+        )
         if error is not None:
             return error.info()
         if request.adapter is None:

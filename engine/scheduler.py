@@ -19,7 +19,7 @@ from engine.counters import Counters
 from engine.exchange import ServiceExchange
 from engine.holdings import Holdings
 from engine.measuring import Measuring
-from engine.messages import CoreStats, Drop, LoadDone, Measures, SequenceOutput
+from engine.messages import CoreStats, Drop, LoadDone, Measures, SequenceOutput, SetLimits
 from engine.pacing import Pacing
 from engine.page_shares import PageShares
 from engine.pages import NO_PLAN
@@ -117,6 +117,10 @@ class Scheduler:
     def retire(self, drop: Drop, now: float) -> None:
         """A version is retired: see `messages.Drop`."""
         self._requests.retire(drop, now)
+
+    def set_limits(self, change: SetLimits) -> None:
+        """See `messages.SetLimits`."""
+        self._requests.set_limits(change.tenants)
 
     def take_outputs(self) -> list[SequenceOutput]:
         """Ends that no step brought about."""
@@ -240,7 +244,10 @@ class Scheduler:
                 grants[sequence] = 1
 
     def _grow(self, sequence: Sequence, step: Step) -> bool:
-        """A page more for a decoding sequence. False: it skips this step, or was preempted."""
+        """A page more for one that decodes. False: it skips this step, was preempted or ended."""
+        num_tokens = len(sequence.pages) * self.prefix.page_tokens + 1
+        if self._requests.end_if_outgrown(sequence, num_tokens, step.now):
+            return False
         while not self.cache.reclaim.keep_page_quota(sequence.tenant, 1, self._last_plan):
             newest = self._preemption.own_newest(sequence)
             if not step.preempt(newest) or newest is sequence:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +27,7 @@ from deployments.registry import open_registry, redis_url
 from deployments.registry.records import KEYS, KeyRecord, Role, hash_key
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.schema import SCHEMA
+from engine.adapters.folder_store import FolderStore
 from engine.adapters.s3_address import S3Address
 from engine.adapters.store import ObjectStore, open_store
 from engine.config import StoreOptions
@@ -131,18 +134,31 @@ def look_at_store(config: AppConfig, now: Callable[[], datetime], word: str) -> 
     options = replace(config.store_options, deadline_s=10.0, max_attempts=2)
     shown = urlsplit(config.store_url)._replace(query="").geturl()
     try:
-        opened = _opened(config, options)
+        with _opened(config, options) as opened:
+            facts = _probed(opened, shown, word)
     except (LoraplexError, OSError) as error:
         return StoreFacts(shown, open_problem=str(getattr(error, "message", error)))
-    return replace(_probed(opened, shown, word), skew_s=_skew_s(config.store_url, now))
+    return replace(facts, skew_s=_skew_s(config.store_url, now))
 
 
-def _opened(config: AppConfig, options: StoreOptions) -> ObjectStore:
-    if config.store_url.startswith("file:"):
-        folder = written_folder(Path(unquote(urlsplit(config.store_url).path)))
-        if folder.problem:
-            raise OSError(f"{folder.problem}. Name a folder of ours to write: store, or data_dir.")
-    return open_store(config.store_url, options)
+@contextmanager
+def _opened(config: AppConfig, options: StoreOptions) -> Iterator[ObjectStore]:
+    """A folder is a store once a service has opened it. Before that a folder of its own is tried,
+    where the store is to be: a store's, once made, could not be removed from under a service that
+    has just found it."""
+    if not config.store_url.startswith("file:"):
+        yield open_store(config.store_url, options)
+        return
+    root = Path(unquote(urlsplit(config.store_url).path))
+    folder = written_folder(root)
+    if folder.problem:
+        raise OSError(f"{folder.problem}. Name a folder of ours to write: store, or data_dir.")
+    if FolderStore.is_made(root):
+        yield open_store(config.store_url, options)
+        return
+    there = next(p for p in (root, *root.parents) if p.exists())
+    with TemporaryDirectory(prefix=".doctor-", dir=there) as trial:
+        yield open_store(Path(trial).absolute().as_uri(), options)
 
 
 def _probed(opened: ObjectStore, url: str, word: str) -> StoreFacts:

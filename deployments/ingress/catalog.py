@@ -17,10 +17,10 @@ from deployments.ingress.auth import Caller, wrong_key
 from deployments.ingress.directory import Directory, split_model
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import position
-from deployments.registry.records import Role, adapter_key, key_key, tenant_key
+from deployments.registry.records import Role, TenantRecord, adapter_key, key_key, tenant_key
 from deployments.registry.registry import Event, Gone, Registry
 from engine.errors import LoraplexError, NotFound, PermissionDenied
-from engine.types import AdapterRef
+from engine.types import AdapterRef, Tenant
 
 logger = logging.getLogger(__name__)
 MAX_ABSENT = 10_000
@@ -54,6 +54,9 @@ class Catalog:
         self.num_failures = 0
         """Refreshes that failed."""
         self._absent: OrderedDict[str, float] = OrderedDict()
+        self._changed: dict[str, Tenant] = {}
+        self.tenants_changed = asyncio.Event()
+        """`take_changed_tenants` has some."""
 
     async def refresh(self) -> None:
         """Fetch what changed. Raises Unavailable when the registry can't be reached."""
@@ -68,7 +71,10 @@ class Catalog:
                 self._rev = changes.rev
                 self._fresh_s = asked_s
                 return
+        before = self._directory
         self._directory, self._rev = await asyncio.to_thread(_read_all, self._registry)
+        for record in self._directory.tenants():
+            self._compare(before.tenant(record.key), record)
         # What was looked up since the listing may be missing from it: look it up again.
         self._absent.clear()
         self._fresh_s = asked_s
@@ -154,6 +160,12 @@ class Catalog:
     def adapters(self, tenant: str | None = None) -> Iterator[AdapterRecord]:
         return self._directory.adapters(tenant)
 
+    def take_changed_tenants(self) -> dict[str, Tenant]:
+        """Known tenants whose values are others than they were, since the last call."""
+        changed, self._changed = self._changed, {}
+        self.tenants_changed.clear()
+        return changed
+
     async def _look_up(self, key: str) -> bool:
         """Ask the registry itself, unless it said so within the last second."""
         now = self._clock()
@@ -171,7 +183,15 @@ class Catalog:
 
     def _apply(self, event: Event) -> None:
         self._absent.pop(event.key, None)
+        before = self._directory.tenant(event.key)
         _apply(self._directory, event)
+        self._compare(before, self._directory.tenant(event.key))
+
+    def _compare(self, before: TenantRecord | None, after: TenantRecord | None) -> None:
+        if before is None or after is None or before.tenant() == after.tenant():
+            return
+        self._changed[after.id] = after.tenant()
+        self.tenants_changed.set()
 
 
 def _read_all(registry: Registry) -> tuple[Directory, int]:

@@ -47,6 +47,9 @@ class Directory:
         record = self._records.get(registry_key)
         return record if isinstance(record, TenantRecord) else None
 
+    def tenants(self) -> Iterator[TenantRecord]:
+        return (r for r in self._records.values() if isinstance(r, TenantRecord))
+
     def adapter(self, tenant: str, name: str) -> AdapterRecord | None:
         return self._by_tenant.get(tenant, {}).get(name)
 

@@ -28,6 +28,7 @@ from deployments.ingress.serving import BaseModelFacts, Serving, Sources
 from deployments.ingress.token_limits import TokenLimits
 from deployments.ingress.tokenising import Tokeniser
 from deployments.ingress.trials import Trials
+from deployments.limit_keeper import LimitKeeper
 from deployments.pin_keeper import PinKeeper
 from deployments.registry.registry import Registry
 from deployments.replica.shared_service import ServiceExchange
@@ -149,6 +150,7 @@ def _works(
 ) -> Iterator[Coroutine[None, None, None]]:
     """What goes on as long as the application does."""
     yield catalog.run()
+    yield LimitKeeper(catalog, parts.model).run()
     yield serving.trials.run(parts.control)
     yield serving.tokens.run()
     if parts.config.replica.max_replicas > 1:

@@ -28,7 +28,7 @@ from deployments.serve_process import serve_instance, serve_rank
 from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import replica_spans
-from deployments.tier_orders import place_of, read_pins, read_prefetch, read_retry
+from deployments.tier_orders import place_of, read_limits, read_pins, read_prefetch, read_retry
 from engine.adapters.residency import ResidencyTable
 from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
 from engine.log_lines import fields, log_as_json
@@ -205,6 +205,11 @@ class Replica:
         self._children.submit([pins])
         return {"slot": self._slot(), "num_pins": len(pins.pins)}
 
+    async def set_limits(self, order: Mapping[str, Any]) -> None:
+        """See `tier_orders`: tenants whose weight or limits have changed."""
+        await self.start()
+        self._children.submit([read_limits(order)])
+
     async def exchange_service(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `shared_service`."""
         await self.start()
@@ -232,8 +237,7 @@ class Replica:
             if known is None:  # it was aborted while this was on its way
                 continue
             stream, call = known
-            event = stream.feed(part)
-            if event is not None:
+            if (event := stream.feed(part)) is not None:
                 call.put(event)
             if stream.done:
                 del self._streams[part.request_id]
@@ -264,8 +268,7 @@ class Replica:
         await self.start()
         if self._dead:
             raise Unavailable("The core died; this replica is about to end.")
-        silent_s = self._clock() - self._heard_s
-        if silent_s > self._config.stall_s:
+        if (silent_s := self._clock() - self._heard_s) > self._config.stall_s:
             raise Unavailable(f"The core has said nothing for {silent_s:.1f} s.")
 
     async def record_routing_stats(self) -> dict[str, Any]:

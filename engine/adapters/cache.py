@@ -112,7 +112,7 @@ class AdapterCache:
 
     def want(self, ref: AdapterRef, tenant: Tenant) -> None:
         """One more request, of this tenant, waits for it."""
-        self._learn(tenant)
+        self.learn(tenant)
         version = self._life.version(ref)
         version.num_waiting += 1
         if version.num_waiting == 1:
@@ -136,10 +136,16 @@ class AdapterCache:
         elif version.state is State.HOST:
             self._promotion.unwant(version)
 
+    def learn(self, tenant: Tenant) -> None:
+        """The tenant's quotas, from now on."""
+        if self._on_host.limit(tenant.id, tenant.max_host_bytes):
+            self._loading.changed(tenant.id)
+        self._on_device.limit(tenant.id, tenant.max_device_bytes)
+
     def prefetch(self, wish: Prefetch, now: float) -> None:
         """Requests for it are likely: bring it nearer, see `messages.Prefetch`."""
         if wish.tenant is not None:
-            self._learn(wish.tenant)
+            self.learn(wish.tenant)
         tier = Tier.DEVICE if wish.to_device else Tier.HOST
         self._bring(wish.ref, tier, now, wish.is_ordered)
 
@@ -295,11 +301,6 @@ class AdapterCache:
             return self._accounts.standing(tenant)
         except KeyError:
             return inf
-
-    def _learn(self, tenant: Tenant) -> None:
-        if self._on_host.limit(tenant.id, tenant.max_host_bytes):
-            self._loading.changed(tenant.id)
-        self._on_device.limit(tenant.id, tenant.max_device_bytes)
 
     def _bring(
         self, ref: AdapterRef, tier: Tier, now: float, is_ordered: bool = True

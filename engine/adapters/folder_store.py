@@ -27,6 +27,7 @@ from engine.errors import AdapterUnavailable
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 MAX_ATTEMPTS = 8
+INCOMING = ".incoming"
 
 
 class FolderStore:
@@ -35,10 +36,15 @@ class FolderStore:
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
         # Not a key (it begins with a dot), and on the same file system as the objects.
-        self._incoming = self._root / ".incoming"
+        self._incoming = self._root / INCOMING
         self.url = self._root.absolute().as_uri()
         with self._errors("its root"):
             self._incoming.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def is_made(root: Path) -> bool:
+        """Whether the folder has been opened as a store before. Makes nothing."""
+        return (root / INCOMING).is_dir()
 
     def put(self, key: str, source: Path | bytes) -> int:
         target = self._path(key)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from deployments.command_line import cli
 from deployments.config import load
 from deployments.doctor.backend_probes import look_at_registry, look_at_store
+from deployments.doctor.backends import StoreFacts
 from deployments.doctor.findings import Level
 from deployments.doctor.probes import (
     machine_limits,
@@ -240,8 +241,27 @@ def test_a_folder_that_cannot_be_written(home, tmp_path):
     assert "can't be written" in look_at_store(config, clock, "w").open_problem
     config = load(values(home, store=f"file://{tmp_path}/objects"), environ={})
     facts = look_at_store(config, clock, "w")
-    assert (facts.open_problem, facts.put_problem, facts.skew_s) == ("", "", None)
-    assert open_store(f"file://{tmp_path}/objects").list("") == []
+    assert facts == StoreFacts(config.store_url)
+
+
+def test_a_folder_that_is_no_store_yet_is_not_made_one(home, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for root in (empty, empty / "deep" / "objects"):
+        config = load(values(home, store=f"file://{root}"), environ={})
+        assert look_at_store(config, clock, "w") == StoreFacts(config.store_url)
+        assert list(empty.iterdir()) == []
+
+
+def test_a_folder_that_is_a_store_is_tried_itself(home, tmp_path):
+    url = f"file://{tmp_path}/objects"
+    opened = open_store(url)
+    opened.put("uploads/other", b"x")
+    config = load(values(home, store=url), environ={})
+    assert look_at_store(config, clock, "w") == StoreFacts(config.store_url)
+    assert opened.list("") == ["uploads/other"]
+    (tmp_path / "objects" / "uploads" / "doctor").write_bytes(b"no folder")
+    assert "uploads/doctor/w" in look_at_store(config, clock, "w").put_problem
 
 
 def test_levels_are_words():

@@ -329,3 +329,22 @@ async def test_a_request_of_no_session_is_drawn_and_one_of_a_session_never(regis
         digest = (await catalog.resolve("bot", "t1", session)).digest
         assert (digest[0] == "b") is here
     assert (await catalog.resolve("bot@canary", "t1")).digest[0] == "b"
+
+
+async def test_tenants_whose_values_have_changed_are_told_once(catalog, watched, tenants):
+    tenants.create(TenantRecord("t1"))
+    await catalog.refresh()
+    tenants.create(TenantRecord("t2"))
+    tenants.suspend("t1")
+    await catalog.refresh()
+    assert catalog.take_changed_tenants() == {}, "a new one, and a flag"
+    for number, forgets in enumerate((False, True)):
+        watched.forgets = forgets
+        for weight in (2.0, 3.0 + number):
+            tenants.change("t1", lambda record, weight=weight: replace(record, weight=weight))
+        await catalog.refresh()
+        assert catalog.tenants_changed.is_set()
+        changed = catalog.take_changed_tenants()
+        assert {name: tenant.weight for name, tenant in changed.items()} == {"t1": 3.0 + number}
+        await catalog.refresh()
+        assert not catalog.tenants_changed.is_set() and catalog.take_changed_tenants() == {}

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from deployments.replica.replica import Replica
-from deployments.tier_orders import SlotPin, pins_order, prefetch_order, retry_order
+from deployments.tier_orders import SlotPin, limits_order, pins_order, prefetch_order, retry_order
 from engine.errors import InvalidRequest
-from engine.types import adapter_to_wire
+from engine.types import Tenant, adapter_to_wire
 from tests.support.replicas import (
     LOADER,
     adapter,
@@ -106,6 +106,15 @@ async def test_pins_are_this_slot_s_and_replace_each_other(replica: Replica) -> 
     assert stats["pinned"] == [mine.key], "the router sees it, too"
     await replica.set_pins(pins_order([]))
     await until_places(replica, pinned=[], device=[mine.key])
+
+
+async def test_a_share_that_is_lowered_ends_an_answer_that_needs_more(replica: Replica) -> None:
+    events: list[dict[str, Any]] = []
+    async for batch in replica.generate(call(request(max_tokens=3000))):
+        if not events:
+            await replica.set_limits(limits_order([Tenant("acme", hard_kv_share=0.0001)]))
+        events += batch
+    assert events[-1]["error"]["code"] == "kv_share_exceeded"
 
 
 @pytest.mark.parametrize("now", [False, True])
