@@ -1,7 +1,7 @@
 # make serve    the quickstart: environment, model, tenants, then the service in the foreground
 # make test     the environment, then every test that needs no GPU
 # make check    formatter, linter, types and the fast tests
-# make isolation  what a noisy neighbour costs the quiet: eight minutes on two cores, and a report
+# make isolation  what a noisy neighbour costs the quiet: six minutes or more on two cores, and a report
 # make load     SCENARIO on the running quickstart, and its report; `python -m loadgen list`
 #
 # PORT=8000            where `make serve` answers
