@@ -12,16 +12,16 @@ Standard library only.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from math import floor, isclose
+from math import isclose
 
 from engine.account import Account, Charge
 from engine.config import AccountConfig
 from engine.frontier import Frontier
 from engine.orders import Key, Turns
 from engine.prices import Prices
+from engine.standings import Standings
 from engine.types import Tenant
 
 MAX_IDLE = 4096
@@ -45,11 +45,9 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()  # the longest idle first
         self._charges: dict[str, Charge] = {}
-        self._order: list[tuple[float, str]] = []  # tenants with work, ascending but for the moved
-        self._moved: set[Account] = set()  # whose value may differ from their key
+        self._standings = Standings()
         self._frontier = Frontier()
         self._touched: set[Account] = set()  # served since `take_touched`
-        self._weight = 0.0  # of the tenants with work
         self._last_settled = 0.0  # of the tenant that was last to go idle
 
     def arrive(self, request_id: str, tenant: Tenant) -> None:
@@ -60,12 +58,11 @@ class Accounts:
         if account.num_waiting == 0:
             account.raise_to(self._least_settled(account))
             account.floor = account.settled
-            self._moved.add(account)
-        if account.num_requests == 0:
-            self._idle.pop(account.tenant, None)
-            account.key = account.value
-            insort(self._order, (account.key, account.tenant))
-            self._weight += account.weight
+            if account.num_requests:
+                self._standings.move(account)
+            else:
+                self._idle.pop(account.tenant, None)
+                self._standings.add(account)
         account.num_requests += 1
         account.num_waiting += 1
         self._frontier.add(account)
@@ -75,7 +72,7 @@ class Accounts:
         """The tenant's weight, from now on. Nothing happens for one without an account."""
         account = self._accounts.get(tenant.id)
         if account is not None and account.weight != tenant.weight:
-            self._weight += tenant.weight - account.weight if account.num_requests else 0.0
+            self._standings.reweigh(account, tenant.weight)
             account.reweigh(tenant.weight)
 
     def admit(self, request_id: str, num_prompt: int, max_tokens: int) -> None:
@@ -95,7 +92,7 @@ class Accounts:
         charge.prompt_left = num_prompt
         charge.output_left = min(max_tokens, self._declared(account, max_tokens))
         account.outstanding += charge.outstanding
-        self._moved.add(account)
+        self._standings.move(account)
 
     def computed(self, request_id: str, num_tokens: int, amount: float | None = None) -> None:
         """Prompt tokens of it were computed: that much is settled. amount: what they have cost,
@@ -116,7 +113,7 @@ class Accounts:
         account.settled += num_tokens * price if amount is None else amount / account.weight
         self._touched.add(account)
         if amount is not None or num_charged != num_tokens:
-            self._moved.add(account)
+            self._standings.move(account)
 
     def finish(self, request_id: str, *, completed: bool) -> None:
         """The request is over, admitted or not; what it left outstanding is taken off.
@@ -131,13 +128,11 @@ class Accounts:
         account.num_requests -= 1
         account.num_waiting -= not charge.admitted
         if account.num_requests:
-            self._moved.add(account)
+            self._standings.move(account)
             return
         account.outstanding = 0.0  # exactly: what is left is rounding
         self._last_settled = account.settled
-        self._unlist(account)
-        self._moved.discard(account)
-        self._weight = self._weight - account.weight if self._order else 0.0
+        self._standings.remove(account)
         self._idle[account.tenant] = None
         if len(self._idle) > MAX_IDLE:
             self._forget(self._idle.popitem(last=False)[0])
@@ -149,13 +144,13 @@ class Accounts:
             account.settled += self.config.w_load * num_bytes / MIB / account.weight
             self._touched.add(account)
             if account.num_requests:
-                self._moved.add(account)
+                self._standings.move(account)
 
     def served_elsewhere(self, tenant: str, amount: float) -> None:
         """Weighted tokens over its weight that others served it, as far as they count here."""
         account = self._accounts[tenant]
         account.raise_to(account.settled + amount)
-        self._moved.add(account)
+        self._standings.move(account)
 
     def take_touched(self) -> set[Account]:
         """Accounts of tenants served since the last call."""
@@ -163,16 +158,11 @@ class Accounts:
         return touched
 
     def with_work(self) -> Iterator[Account]:
-        return (self._accounts[tenant] for _, tenant in self._order)
+        return iter(self._standings)
 
     def spread(self) -> float:
-        """Of the tenants with requests waiting, the largest account less the least. Looks from both
-        ends of the order, past those whose every request has a row."""
-        self._sort()
-        both = (self._order, reversed(self._order))
-        ends = [(self._accounts[tenant] for _, tenant in order) for order in both]
-        least, largest = (next((a.value for a in end if a.num_waiting), 0.0) for end in ends)
-        return max(0.0, largest - least)
+        """Of the tenants with requests waiting, the largest account less the least."""
+        return self._standings.spread()
 
     def expected_output(self, tenant: str) -> int:
         """Output tokens expected of the tenant's next request."""
@@ -182,8 +172,7 @@ class Accounts:
 
     def order(self) -> list[str]:
         """Tenants with work, the least account first."""
-        self._sort()
-        return [tenant for _, tenant in self._order]
+        return [tenant for _, tenant in self._standings.ascending()]
 
     def turns(
         self,
@@ -201,15 +190,9 @@ class Accounts:
             return Turns(
                 sorted((age(t), t) for t in set().union(*groups)), age, may, 0.0, max_looks
             )
-        self._sort()
-        if sum(map(len, groups)) * 4 < len(self._order):
-            known = (self._accounts.get(tenant) for tenant in set[str]().union(*groups))
-            entries = sorted((a.key, a.tenant) for a in known if a is not None and a.num_requests)
-        else:
-            entries = self._order.copy()
         if slack is None:
             slack = self.config.locality_slack_tokens
-        return Turns(entries, self._value, may, slack, max_looks)
+        return Turns(self._standings.among(groups), self._value, may, slack, max_looks)
 
     @property
     def is_fair(self) -> bool:
@@ -238,19 +221,13 @@ class Accounts:
     def share(self, tenant: str, total: int) -> int:
         """The tenant's part of `total` rows or pages: its weight over the weights of all tenants
         with work, at least 1. Raises KeyError as `account` does."""
-        account = self._accounts[tenant]
-        weight = self._weight if account.num_requests else self._weight + account.weight
-        return max(1, floor(total * account.weight / weight + 1e-9))
+        return self._standings.share(self._accounts[tenant], total)
 
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        active = {a.tenant for a in self._accounts.values() if a.num_requests}
-        self._sort()
-        assert self._order == sorted(set(self._order))
-        assert {tenant for _, tenant in self._order} == active
-        assert set(self._idle) == set(self._accounts) - active and len(self._idle) <= MAX_IDLE
-        weights = sum(self._accounts[tenant].weight for tenant in active)
-        assert isclose(self._weight, weights, rel_tol=1e-6, abs_tol=1e-9)
+        self._standings.check({a for a in self._accounts.values() if a.num_requests})
+        idle = {tenant for tenant, account in self._accounts.items() if not account.num_requests}
+        assert set(self._idle) == idle and len(self._idle) <= MAX_IDLE
         charges: dict[str, list[Charge]] = {tenant: [] for tenant in self._accounts}
         for charge in self._charges.values():
             charges[charge.account.tenant].append(charge)
@@ -261,9 +238,6 @@ class Accounts:
             assert account.num_requests == len(mine)
             assert account.num_waiting == sum(not charge.admitted for charge in mine)
             assert isclose(account.outstanding, outstanding, rel_tol=1e-6, abs_tol=1e-3)
-            assert isclose(account.key, account.value, rel_tol=1e-6, abs_tol=1e-3) or (
-                tenant not in active
-            )
             account.expectation.check()
         self._frontier.check(self._accounts)
 
@@ -283,7 +257,7 @@ class Accounts:
         account.settled += settled
         self._touched.add(account)
         if settled != charged:
-            self._moved.add(account)
+            self._standings.move(account)
 
     def _least_settled(self, newcomer: Account) -> float:
         """Where a tenant begins that had nothing waiting: where the least of those stands that have
@@ -301,20 +275,3 @@ class Accounts:
 
     def _value(self, tenant: str) -> float:
         return self._accounts[tenant].value
-
-    def _sort(self) -> None:
-        """Brings those that have moved to their places."""
-        if len(self._moved) * 8 > len(self._order):
-            for account in self._moved:
-                account.key = account.value
-            self._order = sorted((a.key, a.tenant) for a in list(self.with_work()))
-        else:
-            for account in self._moved:
-                self._unlist(account)
-                account.key = account.value
-                insort(self._order, (account.key, account.tenant))
-        self._moved.clear()
-
-    def _unlist(self, account: Account) -> None:
-        """While some are in the wrong place the list is still in order by the keys in it."""
-        del self._order[bisect_left(self._order, (account.key, account.tenant))]
