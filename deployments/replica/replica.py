@@ -19,9 +19,10 @@ from typing import Any
 from deployments.hosts import check_here, node_here
 from deployments.replica.books import Books
 from deployments.replica.call_wire import read_call
-from deployments.replica.calls import Call, Pace, late
+from deployments.replica.calls import Pace, late
 from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
+from deployments.replica.open_calls import OpenCalls
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
 from deployments.serve_process import serve_instance, serve_rank
@@ -32,8 +33,8 @@ from deployments.tier_orders import place_of, read_limits, read_pins, read_prefe
 from engine.adapters.residency import ResidencyTable
 from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
 from engine.log_lines import fields, log_as_json
-from engine.messages import Abort, CoreStats, Drop, Input, Output, Ready, Submit
-from engine.types import FinishReason, Request, adapter_from_wire
+from engine.messages import CoreStats, Drop, Output, Ready
+from engine.types import Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
 
@@ -73,10 +74,9 @@ class Replica:
         model = dataclasses.replace(config.engine.model, revision=config.base_revision)
         engine = dataclasses.replace(config.engine, model=model)
         self._children = Children(engine, self._output, self._core_died, core=core, loader=loader)
-        self._pace = Pace(config.stream_interval_s, config.free_rate, clock)
+        pace = Pace(config.stream_interval_s, config.free_rate, clock)
+        self._calls = OpenCalls(self._children.submit, pace)
         self._vocabulary = Vocabulary.load(config.tokenizer_path)
-        self._streams: dict[str, tuple[Stream, Call]] = {}
-        self._num_calls = 0
         self._serials = itertools.count()
         self._starting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -125,24 +125,22 @@ class Replica:
         about = begin_request(str(call.get("about", "")))
         about.update(tenant=requests[0].tenant.id, **fields(requests[0].adapter)["fields"])
         span = self._spans.begin(call, self._slot, about)
-        loop = asyncio.get_running_loop()
         streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
-        open_call = Call(streams, self._pace, loop)
+        open_call = self._calls.open(streams)
         if self._dead:
-            self._fail(open_call, LEAVING)
+            self._calls.fail(open_call, LEAVING)
         else:
             if span is not None:
                 self._spans.submitted(span, requests)
-            self._submit(open_call)
-        timer = loop.call_later(deadline_s, self._fail, open_call, late(deadline_s))
-        self._num_calls += 1
+            self._calls.submit(open_call)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(deadline_s, self._calls.fail, open_call, late(deadline_s))
         try:
             while not open_call.done:
                 yield await open_call.next()
         finally:
-            self._num_calls -= 1
             timer.cancel()
-            self._abandon(open_call)
+            self._calls.close(open_call)
             for code, why in {s.error.code: s.error.message for s in streams if s.error}.items():
                 log.warning("failed: %s", why, extra=fields(code=code))
             if span is not None:
@@ -154,25 +152,6 @@ class Replica:
         serial = next(self._serials)
         ours = [dataclasses.replace(r, id=f"{serial}-{i}:{r.id}") for i, r in enumerate(requests)]
         return ours, deadline_s
-
-    def _submit(self, call: Call) -> None:
-        for stream in call.streams:
-            self._streams[stream.request.id] = (stream, call)
-        self._children.submit(Submit(stream.request) for stream in call.streams)
-
-    def _abandon(self, call: Call) -> None:
-        """Abort what the core still works on for this call."""
-        unfinished = [s.request.id for s in call.streams if s.request.id in self._streams]
-        for request_id in unfinished:
-            del self._streams[request_id]
-        self._children.submit(Abort(request_id) for request_id in unfinished)
-
-    def _fail(self, call: Call, error: LoraplexError) -> None:
-        """End what is unfinished of this call with an error."""
-        for stream in call.streams:
-            if not stream.done:
-                call.put(stream.fail(error.info()))
-        self._abandon(call)
 
     # Orders: plain values, since they may come from another release -------------------------------
     async def drop(self, ref: Mapping[str, Any], now: bool = False) -> None:
@@ -231,33 +210,20 @@ class Replica:
         self._spans.note(output)
         self._stats = output.stats or self._stats
         self._books.heard(output.stats, output.measures)
-        stops: list[Input] = []
-        for part in output.sequences:
-            known = self._streams.get(part.request_id)
-            if known is None:  # it was aborted while this was on its way
-                continue
-            stream, call = known
-            if (event := stream.feed(part)) is not None:
-                call.put(event)
-            if stream.done:
-                del self._streams[part.request_id]
-            if stream.stopped:
-                stops.append(Abort(part.request_id, FinishReason.STOP))
-        self._children.submit(stops)
+        self._calls.feed(output.sequences)
 
     def _core_died(self) -> None:
         """Every stream gets its error event; once those are out, this process ends, so that Ray
         replaces the whole and nothing of the old one keeps memory."""
         self._dead = True
         self._spans.lost()
-        for call in {id(call): call for _, call in self._streams.values()}.values():
-            self._fail(call, LOST)
+        self._calls.fail_all(LOST)
         self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
 
     async def _leave_soon(self) -> None:
         """The events have left our hands when no call is open; Ray then still sends the last."""
         until = self._clock() + self._config.drain_s
-        while self._num_calls and self._clock() < until:
+        while self._calls.num_open and self._clock() < until:
             await asyncio.sleep(0.01)
         await asyncio.sleep(self._config.drain_s / 2)
         self._leave(1)
