@@ -107,7 +107,7 @@ async def told(clients, world, digest):
     alias = f"mark-{next(NUMBERS)}"
     await name(clients[0], world, digest, alias)
     for client in clients:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await status(client, f"t1/two@{alias}") == 404:
                 await asyncio.sleep(0.02)
 
@@ -124,7 +124,7 @@ async def ask(clients, model="t1/two", num=120):
 
 
 async def shown(client, world, until):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not until(found := await admin(client, world, "GET", TWO)):
             await asyncio.sleep(0.05)
     return found

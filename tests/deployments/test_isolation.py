@@ -5,7 +5,6 @@ t1 has the adapter `bot`, which says what t1 alone may know; t2 knows all the na
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -67,7 +66,7 @@ async def test_lists_hold_ones_own(
     world: World, client: httpx.AsyncClient, attacker: Mapping[str, str]
 ) -> None:
     publish(world.registry, "t2", "mine", digest="b" * 64)
-    await asyncio.sleep(0.6)
+    await world.polls.two()
     models = (await client.get("/v1/models", headers=attacker)).json()["data"]
     assert [m["id"] for m in models] == ["org/tiny", "t2/mine"]
     listed = await client.get("/v1/adapters", headers=attacker)
@@ -112,7 +111,7 @@ async def test_keys_that_never_were_and_keys_of_the_dead_get_the_same_words(
 ) -> None:
     old = world.keys["t2"]
     world.tenants.rotate_key("t2")
-    await asyncio.sleep(0.6)
+    await world.polls.two()
     answers = [
         await client.get("/v1/models", headers=bearer(key)) for key in (old, "lp-" + "x" * 43)
     ]

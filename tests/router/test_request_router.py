@@ -101,7 +101,7 @@ class Harness:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -159,7 +159,7 @@ async def test_base_requests_spread_over_the_least_loaded() -> None:
 
 async def test_concurrent_calls_that_share_an_id_all_get_a_replica() -> None:
     fleet = Harness(4, min_bound=1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         placed = await asyncio.gather(*(fleet.send("t/a", request_id="same") for _ in range(40)))
     assert len(placed) == 40
 

@@ -242,7 +242,7 @@ def proxy_before(endpoint: str) -> Iterator[FaultProxy]:
 
     thread = threading.Thread(target=run, name="fault-proxy", daemon=True)
     thread.start()
-    assert listening.wait(10)
+    assert listening.wait(60)
     try:
         yield proxy
     finally:

@@ -31,6 +31,7 @@ from engine.adapters.store import (
 from engine.errors import LoraplexError
 from engine.types import AdapterRef, Tenant
 from tests.support.memory_control import REVISION, MemoryControl, publish
+from tests.support.polls import Polls
 
 CONTEXT = 64
 TEMPLATE = (
@@ -191,6 +192,7 @@ class World:
     control: MemoryControl
     store: ObjectStore
     keys: dict[str, str]
+    polls: Polls
 
     @classmethod
     def build(cls, folder: Path, **sections: Any) -> World:
@@ -211,7 +213,7 @@ class World:
         adapters = Adapters(registry, store, keep_versions=10, clock=lambda: 9.0)
         gatekeeper = Gatekeeper(config.gate, adapters, time.monotonic)
         control = MemoryControl(registry, store, gatekeeper)
-        return cls(config, registry, tenants, model, control, store, keys)
+        return cls(config, registry, tenants, model, control, store, keys, Polls(registry))
 
     def parts(self, **changes: Any) -> Parts:
         parts = Parts(self.config, REVISION, self.registry, self.model, self.control, self.store)
@@ -265,7 +267,7 @@ class LocalServer:
 
     def __enter__(self) -> str:
         self._thread.start()
-        assert self._server.up.wait(30)
+        assert self._server.up.wait(60)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}"
 

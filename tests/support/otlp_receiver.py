@@ -59,7 +59,7 @@ class Receiver:
             total += sum(p.as_double for p in points if labels.items() <= _of(p).items())
         return total
 
-    def wait(self, done: Callable[[], bool], within_s: float = 30.0) -> None:
+    def wait(self, done: Callable[[], bool], within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s
         while not done():
             assert time.monotonic() < deadline, [span.name for span in self.spans]

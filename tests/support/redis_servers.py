@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from tests.support.parental import ending_with_us
 
-START_S = 15.0
+START_S = 60.0
 
 
 def program() -> str:

@@ -54,7 +54,7 @@ def call(*requests: Request, deadline_s: float = 30.0) -> dict[str, Any]:
     return {"v": 1, "requests": [r.to_wire() for r in requests], "deadline_s": deadline_s}
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Look again every few milliseconds: for what other processes do in their own time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

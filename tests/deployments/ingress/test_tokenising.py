@@ -1,9 +1,7 @@
 """Texts become the ids that the tokenizer library gives, long ones from another thread."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer
@@ -45,13 +43,12 @@ async def test_the_loop_turns_while_a_long_text_is_tokenised(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         tokeniser = Tokeniser.load(write_model(tmp_path), executor=executor, inline_chars=10)
         task = asyncio.create_task(tokeniser.encode(["a word " * 40_000], special_tokens=False))
-        turns = [time.perf_counter()]
+        turns = 0
         while not task.done():
             await asyncio.sleep(0)
-            turns.append(time.perf_counter())
+            turns += 1
         assert len((await task)[0]) == 280_000
-        longest = max(after - before for before, after in pairwise(turns))
-        assert longest < (turns[-1] - turns[0]) / 2
+        assert turns > 50, "where it is held up they are two or three"
 
 
 async def test_truncation_and_padding_of_the_file_are_off(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -30,7 +29,7 @@ def redis_alone(tmp_path):
 
 @pytest.fixture
 def registry(redis_alone):
-    registry = open_registry(f"{redis_alone.url}?timeout_s=0.5&confirm_s=0.5")
+    registry = open_registry(redis_alone.url)
     yield registry
     registry.close()
 
@@ -84,14 +83,14 @@ def test_a_write_tried_twice_is_made_once(redis_alone):
 
 def test_a_frozen_server_is_slow_and_comes_back(redis_alone, registry):
     rev = registry.put("a", {"n": 1}, ABSENT)
+    impatient = open_registry(f"{redis_alone.url}?timeout_s=0.5&confirm_s=0.5")
     redis_alone.freeze()
-    began = time.monotonic()
     with unavailable("registry_slow", "may have been made"):
-        registry.put("a", {"n": 2}, rev)
+        impatient.put("a", {"n": 2}, rev)
     with unavailable("registry_slow"):
-        registry.get("a")
-    assert time.monotonic() - began < 10  # two waits of a second
+        impatient.get("a")
     redis_alone.thaw()
+    impatient.close()
     until(lambda: registry.get("a").rev in (rev, rev + 1))
     until(lambda: registry.get("a").value == {"n": 2})  # it had been sent
     with pytest.raises(Conflict):

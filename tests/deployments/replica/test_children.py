@@ -47,7 +47,7 @@ def test_sigkill_of_the_parent_leaves_no_child(tmp_path: Path) -> None:
     # Both children hold the parent's stdout, so its end of file is their end.
     assert parent.stdout.read() == ""
     parent.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not any(alive(pid) for pid in pids)
@@ -83,7 +83,7 @@ async def test_a_core_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None
         engine_config(tmp_path), lambda output: None, lambda: None, core=LOADER, loader=LOADER
     )
     starting = asyncio.create_task(children.start(0.5))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)  # it has begun, and so both
     pids = list(children.pids.values())
     assert len(pids) == 2
     with pytest.raises(StartFailed, match="within 0.5 s"):

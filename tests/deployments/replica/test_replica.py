@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,13 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         step_s: float = 0.001,
         max_seqs: int = 32,
         leave: Callable[[int], object] = int,
+        clock: Callable[[], float] = time.monotonic,
         **changes: Any,
     ) -> Replica:
         config = replica_config(
             tmp_path, engine_config(tmp_path, step_s=step_s, max_seqs=max_seqs), **changes
         )
-        replica = Replica(config, slot=lambda: 3, leave=leave, loader=LOADER)
+        replica = Replica(config, slot=lambda: 3, leave=leave, loader=LOADER, clock=clock)
         made.append(replica)
         await replica.start()
         return replica
@@ -107,7 +109,7 @@ async def test_the_first_token_leaves_at_once(make: Make) -> None:
 async def test_stop_string_ends_the_sequence_in_the_core(make: Make) -> None:
     replica = await make()
     body = call(request(max_tokens=3000, stop=(f"{FIRST_TOKEN + 5}>",)))
-    events = await asyncio.wait_for(collect(replica, body), 5)
+    events = await asyncio.wait_for(collect(replica, body), 60)
     assert "".join(e["text"] for e in events) == text_of(3, 2) + "<"
     assert events[-1]["finish"] == "stop"
     assert events[-1]["completion_tokens"] == 3
@@ -127,7 +129,7 @@ async def test_its_status_does_not_grow_with_the_tenants(make: Make) -> None:
 
 async def until_free(replica: Replica) -> None:
     """Until the core runs nothing and every page but the reserved one is free."""
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while True:
         stats = (await replica.status())["stats"]
         if stats and not stats["num_running"] + stats["num_waiting"] + stats["num_warming"]:
@@ -144,20 +146,20 @@ async def test_a_caller_that_goes_away_frees_its_rows(make: Make) -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()  # one row alone
     await streams[0].aclose()
-    assert await asyncio.wait_for(waiting, 1.0)
+    assert await asyncio.wait_for(waiting, 60)
     reader = asyncio.create_task(collect(replica, call(request("c", max_tokens=4000))))
     await asyncio.sleep(0.02)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
     await streams[1].aclose()
-    assert (await asyncio.wait_for(collect(replica, call(request())), 5))[-1]["finish"] == "length"
+    assert (await asyncio.wait_for(collect(replica, call(request())), 60))[-1]["finish"] == "length"
     await until_free(replica)
 
 
 async def test_deadline_ends_the_call_with_a_timeout(make: Make) -> None:
     replica = await make(step_s=0.002)
-    events = await collect(replica, call(request(max_tokens=4000), deadline_s=0.2))
+    events = await collect(replica, call(request(max_tokens=4000), deadline_s=1.0))
     assert events[0]["text"]
     assert events[-1]["error"]["code"] == "timeout" and events[-1]["error"]["status"] == 504
     await until_free(replica)
@@ -189,7 +191,7 @@ async def test_sigkill_of_the_core_ends_streams_with_an_error_and_the_process(ma
         assert events[-1]["error"]["code"] == "core_lost"
         assert events[-1]["error"]["status"] == 503
     await until(lambda: left == [1])
-    assert loop.time() - killed < 1.0
+    assert loop.time() - killed < 10, "the calls have half a minute"
     with pytest.raises(Unavailable):
         await replica.check_health()
     late = await collect(replica, call(request()))
@@ -208,7 +210,7 @@ async def test_sigkill_of_the_loader_is_survived(make: Make, tmp_path: Path) -> 
     old = (await replica.status())["pids"]["loader"]
     os.kill(old, signal.SIGKILL)
     gate.touch()
-    assert (await asyncio.wait_for(held, 10))[-1]["finish"] == "length"
+    assert (await asyncio.wait_for(held, 60))[-1]["finish"] == "length"
     new = (await replica.status())["pids"]["loader"]
     assert new != old and alive(new) and not alive(old)
     await replica.check_health()
@@ -223,21 +225,33 @@ async def test_an_adapter_that_kills_the_loader_is_refused_alone(make: Make) -> 
     replica = await make()
     bad = asyncio.create_task(collect(replica, call(request("bad", ref=adapter("killer")))))
     good = asyncio.create_task(collect(replica, call(request("good", ref=adapter("good")))))
-    (refused,) = await asyncio.wait_for(bad, 20)
+    (refused,) = await asyncio.wait_for(bad, 60)
     assert refused["error"]["code"] == "adapter_kills_loader"
     assert refused["error"]["status"] == 422
-    assert (await asyncio.wait_for(good, 20))[-1]["finish"] == "length"
+    assert (await asyncio.wait_for(good, 60))[-1]["finish"] == "length"
 
 
 async def test_health_notices_a_silent_core(make: Make) -> None:
-    replica = await make(stall_s=1.5)
+    ahead_s = 0.0
+    replica = await make(clock=lambda: time.monotonic() + ahead_s, stall_s=300.0)
     pid = (await replica.status())["pids"]["core"]
-    await asyncio.sleep(1.8)
-    await replica.check_health()  # idle, and it still reports
+
+    async def healthy() -> bool:
+        try:
+            await replica.check_health()
+        except Unavailable as error:
+            assert "said nothing" in error.message
+            return False
+        return True
+
+    ahead_s += 301.0
+    while not await healthy():  # idle, and it still reports
+        await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(1.8)
-    with pytest.raises(Unavailable, match="said nothing"):
-        await replica.check_health()
+    await asyncio.sleep(1.5)  # what it said before has been heard
+    ahead_s += 301.0
+    await asyncio.sleep(1.5)
+    assert not await healthy()
     os.kill(pid, signal.SIGCONT)
 
 

@@ -42,7 +42,7 @@ async def places(replica: Replica) -> dict[str, list[str]]:
 
 
 async def until_places(replica: Replica, **wanted: list[str]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while {name: (await places(replica))[name] for name in wanted} != wanted:
             await asyncio.sleep(0.005)
 

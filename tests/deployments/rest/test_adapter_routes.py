@@ -68,7 +68,7 @@ async def version_of(client, world, model, tenant="t1", **headers):
 
 
 async def until(client, world, model, wanted):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await version_of(client, world, model) != wanted:
             await asyncio.sleep(0.01)
 
@@ -113,16 +113,17 @@ async def test_the_answer_says_its_version_and_echoes_the_model(admin, world, tw
     assert await version_of(admin, world, f"two@{two[0]}") == two[0]
 
 
-async def test_promote_and_roll_back_take_effect_within_two_seconds(admin, world, two):
+async def test_promote_and_roll_back_take_effect_within_two_polls(admin, world, two):
+    assert 2 * world.config.ingress.registry_poll_s < 2, "the documents say: within two seconds"
     assert await version_of(admin, world, "two") == two[1]
-    began = time.monotonic()
     answer = await admin.post("/v1/adapters/t1/two/rollback", json={"expect": two[1][:8]})
     assert answer.json()["digest"] == two[0]
-    await until(admin, world, "two", two[0])
+    await world.polls.two()
+    assert await version_of(admin, world, "two") == two[0]
     body = {"version": two[1][:12], "expect": two[0]}
     assert (await admin.post("/v1/adapters/t1/two/promote", json=body)).json()["digest"] == two[1]
-    await until(admin, world, "two", two[1])
-    assert time.monotonic() - began < 4
+    await world.polls.two()
+    assert await version_of(admin, world, "two") == two[1]
     error = error_of(await admin.post("/v1/adapters/t1/two/promote", json=body), 409)
     assert error["param"] == "expect"
 
@@ -145,7 +146,7 @@ async def test_a_canary_and_an_alias(admin, world, two):
     assert again == sides
     wider = {"version": two[0], "as": "canary", "weight": 0.6}
     await admin.post("/v1/adapters/t1/two/promote", json=wider)
-    await asyncio.sleep(0.6)
+    await world.polls.two()
     for n, side in enumerate(sides):
         if side == two[0]:
             assert await version_of(admin, world, "two", **{"x-session-id": f"s{n}"}) == two[0]

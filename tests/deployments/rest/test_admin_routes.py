@@ -1,7 +1,5 @@
 """The admin endpoints: who may, what they change, and what they leave alone when they refuse."""
 
-import asyncio
-
 import pytest
 
 from engine.errors import AdapterRejected, Unavailable
@@ -154,9 +152,8 @@ async def test_a_suspended_tenant_is_served_again_once_it_is_resumed(admin, worl
     mine = bearer(world.keys["t1"])
 
     async def becomes(status):
-        async with asyncio.timeout(5):
-            while (await admin.get("/v1/models", headers=mine)).status_code != status:
-                await asyncio.sleep(0.02)
+        await world.polls.two()
+        assert (await admin.get("/v1/models", headers=mine)).status_code == status
 
     await becomes(200)
     assert (await admin.post("/v1/tenants/t1/suspend")).json()["suspended"]
@@ -210,12 +207,12 @@ async def test_limits_that_contradict_each_other_or_nobody_means(admin, world):
     assert (await admin.post("/v1/tenants/t1/suspend")).status_code == 200
 
 
-async def test_a_rotated_key_ends_within_two_seconds(admin, world):
+async def test_a_rotated_key_ends_within_two_polls(admin, world):
+    assert 2 * world.config.ingress.registry_poll_s < 2, "the documents say: within two seconds"
     old = bearer(world.keys["t1"])
     assert (await admin.get("/v1/models", headers=old)).status_code == 200
     answer = (await admin.post("/v1/tenants/t1/rotate-key")).json()
     new = bearer(answer["key"])
     assert (await admin.get("/v1/models", headers=new)).status_code == 200
-    async with asyncio.timeout(2):
-        while (await admin.get("/v1/models", headers=old)).status_code != 401:
-            await asyncio.sleep(0.02)
+    await world.polls.two()
+    assert (await admin.get("/v1/models", headers=old)).status_code == 401
