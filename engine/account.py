@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from engine.expectation import Expectation
 
@@ -17,6 +18,7 @@ class Account:
     num_requests its requests that wait or run: 0 is idle
     num_waiting  of those, the ones never admitted yet
     key          its place in the order of accounts
+    turn_s       when it was last dealt prompt tokens, by the clock of the steps
     served_before, settled_before  `served` and `settled` when the two last parted: at a lift, a
                  change of weight or others' service
     told         `served` when other replicas were last told
@@ -30,6 +32,7 @@ class Account:
     num_requests: int = 0
     num_waiting: int = 0
     key: float = 0.0
+    turn_s: float = -inf
     served_before: float = 0.0
     settled_before: float = 0.0
     told: float = 0.0

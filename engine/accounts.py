@@ -94,6 +94,10 @@ class Accounts:
         account.outstanding += charge.outstanding
         self._standings.move(account)
 
+    def turn(self, tenant: str, now: float) -> None:
+        """The tenant is dealt prompt tokens."""
+        self._accounts[tenant].turn_s = now
+
     def computed(self, request_id: str, num_tokens: int, amount: float | None = None) -> None:
         """Prompt tokens of it were computed: that much is settled. amount: what they have cost,
         where that was measured; reading them again is free."""

@@ -76,7 +76,8 @@ def locality_score(w_local: float, wait_s: float, num_tokens: int, in_batch: boo
     """Seconds by which to choose between near-equals: a request of `num_tokens` whose adapter is in
     the batch already goes ahead of those that have waited up to w_local x tokens longer.
 
-    Waits grow alike, so who came first by more than w_local x the longest prompt is never overtaken
-    by a later request: that is how long locality delays anybody at most, in terms of arrivals.
+    wait_s: since the tenant's last turn, or since this request came where that was later. Waits
+    grow alike, so who has waited longer by w_local x the longest prompt is never overtaken: that is
+    how long locality delays anybody at most.
     """
     return wait_s + (w_local * num_tokens if in_batch else 0.0)

@@ -74,6 +74,7 @@ class Prefill:
                 granted = min(num_tokens, sequence.num_remaining)
                 step.grants[sequence] = granted
                 num_tokens -= granted
+                self._accounts.turn(tenant, step.now)
                 turns.again(tenant)
             elif step.is_closed and not was_closed:
                 turns = self._turns(step)
@@ -113,13 +114,15 @@ class Prefill:
         return mine[0] if mine else self._queue.head(tenant)
 
     def _score(self, tenant: str, step: Step, in_batch: set[str | None]) -> float:
-        """For choosing between near-equals: see `orders.locality_score`."""
+        """For choosing between near-equals: see `orders.locality_score`. A turn is waited for
+        since the last one: how long a request has stood behind its own tenant's others would
+        favour whoever asks for most."""
         sequence = self._upcoming(tenant, step)
         if sequence is None:
             return 0.0
         return locality_score(
             self._accounts.config.w_local,
-            step.now - sequence.arrival_s,
+            step.now - max(sequence.arrival_s, self._accounts.account(tenant).turn_s),
             len(sequence.tokens),
             sequence.adapter_key in in_batch,
         )

@@ -126,3 +126,16 @@ def test_near_equals_go_by_their_wait_and_a_little_by_what_is_in_the_batch() -> 
     world.run()
     first = {name: world.answers[name].times[0] for name in world.answers}
     assert first["along"] < first["apart"], "5 ms later, but 10 tokens x 1 ms in its favour"
+
+
+def test_waiting_behind_ones_own_requests_gives_no_precedence_among_near_equals() -> None:
+    accounts = AccountConfig(default_output=8, locality_slack_tokens=1000.0)
+    world = World(config(schedule=schedule(max_seqs=1), accounts=accounts))
+    for name in ("mine", "mine-too", "mine-as-well"):
+        world.submit(name, tenant="t", max_tokens=4)
+    world.step()
+    world.clock.sleep(0.005)
+    world.submit("yours", tenant="u", max_tokens=4)
+    world.run()
+    first = {name: world.answers[name].times[0] for name in world.answers}
+    assert first["mine-too"] < first["yours"] < first["mine-as-well"], "by their turns"

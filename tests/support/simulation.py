@@ -110,7 +110,7 @@ class Job:
 class Simulation:
     """served: weighted tokens (w_p 1, w_q 2), by tenant, of what was really computed for it, a
     prompt counted with its first token. preempted work isn't counted twice. hear: is told the
-    core's counters, once a second."""
+    core's counters, once a second. passes: of the device."""
 
     config: EngineConfig
     clock: VirtualClock = field(default_factory=VirtualClock)
@@ -119,10 +119,11 @@ class Simulation:
     waiting: dict[str, int] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
     hear: Callable[[CoreStats], object] = repr
+    passes: PassCosts = PASSES
 
     def __post_init__(self) -> None:
         runner = FakeRunner(
-            self.config, self.clock, self.clock.sleep, 0.002, self._draw, passes=PASSES
+            self.config, self.clock, self.clock.sleep, 0.002, self._draw, passes=self.passes
         )
         self.engine: Engine = build_engine(self.config, runner, BASE, self.clock)
         self._loading: deque[tuple[float, Load]] = deque()
