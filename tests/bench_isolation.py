@@ -144,12 +144,14 @@ class Bench:
 
 
 def capacity(bench: Bench, sizes: Sizes, num: int) -> float:
-    """Quiet requests a second that the service can serve: all at once, until the last is done."""
+    """Quiet requests a second that the service can serve: all come at once, and those count that
+    end while others are still let in. When the last has its row, what ends is faster than what can
+    be served for long."""
     plan = schedule("calibration", quiet_arrivals(1000.0, num, 0.0, sizes))
-    seen = bench.run("calibration", plan)
-    ends = sorted(o.due_s + o.end_s for o in seen.outcomes if o.ok)
-    middle = ends[len(ends) // 10 : -len(ends) // 10]
-    return (len(middle) - 1) / (middle[-1] - middle[0])
+    done = [o for o in bench.run("calibration", plan).outcomes if o.ok]
+    until = max(o.due_s + (o.first_s or 0.0) for o in done)
+    ends = [end for o in done if (end := o.due_s + o.end_s) <= until]
+    return (len(ends) - 1) / (until - min(ends))
 
 
 def free_port() -> int:
@@ -165,7 +167,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=330, help="of the quiet, in each run")
     parser.add_argument("--rate", type=float, help="of the quiet, a second; else half of capacity")
     parser.add_argument("--max-step-s", type=float, default=MAX_STEP_S, help="of the service")
-    parser.add_argument("--calibration", type=int, default=160, help="requests to find capacity")
+    parser.add_argument("--calibration", type=int, default=240, help="requests to find capacity")
     given = parser.parse_args()
     console, sizes = Console(), Sizes()
     for folder in (given.home, given.out):
