@@ -19,18 +19,18 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig, ConfigError, load
 from deployments.config_sections import ReplicaSection
-from deployments.hosts import (
+from deployments.ingress.handles import RayControl, RayReplicas
+from deployments.ingress.ingress import Parts, create_app
+from deployments.platform.hosts import (
     check_here,
     check_hosts,
     home_node,
     node_here,
     num_nodes,
 )
-from deployments.ingress.handles import RayControl, RayReplicas
-from deployments.ingress.ingress import Parts, create_app
+from deployments.platform.serve_process import serve_instance
 from deployments.registry import open_registry
 from deployments.replica.replica import Replica
-from deployments.serve_process import serve_instance
 from deployments.telemetry.instruments import Where
 from deployments.telemetry.logs import about_request
 from deployments.telemetry.metering import metering

@@ -18,7 +18,8 @@ from urllib.parse import quote
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from deployments import limits
+from deployments.canary.gate import GateSection
+from deployments.changes.pin_budget import PinsSection
 from deployments.config_sections import (
     BaseSection,
     IngressSection,
@@ -28,9 +29,8 @@ from deployments.config_sections import (
     Section,
     check_store,
 )
-from deployments.gate import GateSection
 from deployments.model_folder import number_of, weight_bytes
-from deployments.pin_budget import PinsSection
+from deployments.platform import resources
 from deployments.registry.redis_url import RedisSettings, with_credentials
 from deployments.replica.replica_config import ReplicaConfig
 from deployments.rest.wording import problems
@@ -124,13 +124,13 @@ class AppConfig(Section):
         """With the device settled, where Ray has so many GPUs that torch can use."""
         return self.model_copy(update={"replica": self.replica.placed(num_gpus)})
 
-    def engine_config(self, root: Path = limits.ROOT) -> EngineConfig:
+    def engine_config(self, root: Path = resources.ROOT) -> EngineConfig:
         """One replica's engine, every "auto" resolved but for a GPU's arena. Raises ConfigError,
         also for a device that isn't settled."""
         replica = self.replica
         device = self._device()
         dtype = self._dtype(root)
-        share = max(1, limits.num_cpus(root) // replica.max_replicas)
+        share = max(1, resources.num_cpus(root) // replica.max_replicas)
         threads = share if replica.threads == "auto" else replica.threads
         arena_bytes, host_bytes = self._memory(dtype, root)
         return EngineConfig(
@@ -186,7 +186,7 @@ class AppConfig(Section):
         wanted, device = self.replica.dtype, self.replica.device
         if wanted != "auto":
             return wanted
-        return "bfloat16" if device == "cuda" or limits.has_fast_bf16(root) else "float32"
+        return "bfloat16" if device == "cuda" or resources.has_fast_bf16(root) else "float32"
 
     def _memory(self, dtype: Dtype, root: Path) -> tuple[int | None, int]:
         """(arena, host) bytes of a replica: of its share of the limit less the weights and 512 MiB
@@ -194,7 +194,7 @@ class AppConfig(Section):
         GPU finds it itself."""
         memory, device = self.replica.memory, self.replica.device
         weights = 0 if device == "fake" else weight_bytes(self.base.path, dtype)
-        share = limits.memory_bytes(root) // (self.replica.max_replicas + 1)
+        share = resources.memory_bytes(root) // (self.replica.max_replicas + 1)
         free = max(0, share - weights - 512 * _MIB)
         arena: int | None = min(max(free // 2, 64 * _MIB), 4 << 30)
         if device == "cuda":

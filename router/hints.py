@@ -32,7 +32,7 @@ class SpillHints:
 
 
 def prefetch_order(args: Sequence[Any]) -> dict[str, Any] | None:
-    """The order (`deployments.tier_orders`) to prefetch what a call to `generate` with these
+    """The order (`deployments.orders.tier_orders`) to prefetch what a call to `generate` with these
     arguments asks for; None for any other call, and for the base."""
     call = args[0] if len(args) == 1 else None
     requests = call.get("requests") if isinstance(call, Mapping) else None

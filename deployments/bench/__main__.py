@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.bench import isolation
-from deployments.ray_settings import RAY_SETTINGS
+from deployments.platform.ray_settings import RAY_SETTINGS
 
 MAIN = "from deployments.bench.streams import main; main()"
 RESULT = "RESULT "  # begins its line: Ray writes to the same output
@@ -37,7 +37,7 @@ def main() -> None:
     part.add_argument("--tokens", type=int, default=200)
     part.add_argument("--rate", type=float, default=20.0)
     part.add_argument("--interval", type=float, default=0.05, help="stream_interval_s")
-    part.add_argument("--plain", action="store_true", help="without deployments.ray_settings")
+    part.add_argument("--plain", action="store_true", help="without platform.ray_settings")
     print(json.dumps(_measure(parser.parse_args()), indent=2))
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from deployments.changes.tenants import Tenants
 from deployments.config import AppConfig, load
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import ADAPTERS, TenantRecord
-from deployments.tenants import Tenants
 from engine.types import AdapterRef, adapter_from_wire, adapter_to_wire
 
 MODULE = "deployments.bench.fixture"

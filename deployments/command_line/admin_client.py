@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from deployments.config import ClientConfig
-from deployments.orders import SMALLER
+from deployments.control.publish_order import SMALLER
 from engine.adapters.store import TOKENIZER_FILES
 
 TIMEOUT_S = 30.0
@@ -191,7 +191,7 @@ class AdminClient:
         return self._call("POST", "/v1/store/sweep", json=body, timeout=SWEEP_TIMEOUT_S)
 
     def status(self, max_tenants: int = PAGE) -> dict[str, Any]:
-        """See `deployments.service_status`."""
+        """See `deployments.rest.service_status`."""
         return self._call("GET", "/v1/status", params={"limit": max_tenants})
 
     def close(self) -> None:

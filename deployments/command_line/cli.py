@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.changes.tenants import Tenants
 from deployments.command_line.adapter_commands import adapters_app
 from deployments.command_line.registry_commands import registry_app
 from deployments.command_line.store_commands import store_app
@@ -25,7 +26,6 @@ from deployments.doctor.commands import add_to as add_doctor
 from deployments.registry import open_registry
 from deployments.registry.records import KEYS, KeyRecord, Role
 from deployments.registry.registry import Registry
-from deployments.tenants import Tenants
 from engine.errors import LoraplexError
 
 app = typer.Typer(

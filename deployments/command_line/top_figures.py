@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.service_status import PLACES
+from deployments.rest.service_status import PLACES
 
 Values = Mapping[str, Any]
 

@@ -15,21 +15,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.placing import Placing
 from deployments.config import AppConfig
 from deployments.control.added_tokens import BaseTokens
 from deployments.control.claims import Claims
 from deployments.control.gatekeeper import Gatekeeper
 from deployments.control.import_folder import ImportFolder
 from deployments.control.judge import Judge, PublishPolicy, ServedBase
+from deployments.control.publish_order import Order, Source
 from deployments.control.publisher import Publisher
 from deployments.control.sources import Sources
 from deployments.control.sweep import Sweep
 from deployments.control.token_book import TokenBook
 from deployments.control.usage_keeper import UsageKeeper
 from deployments.ingress.generation import Model
-from deployments.orders import Order, Source
-from deployments.placing import Placing
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deployments.adapters import Adapters
-from deployments.gate import GateSection, State, decide, view
+from deployments.canary.gate import GateSection, State, decide, view
+from deployments.canary.trial_counts import Sides, Trial
+from deployments.changes.adapters import Adapters
 from deployments.ingress.trials import TRIALS_VERSION
-from deployments.trial_counts import Sides, Trial
 from engine.errors import Conflict, InvalidRequest
 
 logger = logging.getLogger(__name__)

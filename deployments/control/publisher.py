@@ -15,18 +15,18 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.placing import Placing
+from deployments.changes.tenants import no_tenant
 from deployments.control.claims import Claims
 from deployments.control.judge import Candidate, Judge
+from deployments.control.publish_order import Order
 from deployments.control.sidecars import Sidecars
 from deployments.control.sources import Sources
-from deployments.orders import Order
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord, check_name, tenant_key
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.tenants import no_tenant
 from engine.adapters.store import (
     CONFIG,
     MANIFEST,

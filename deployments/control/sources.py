@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deployments.control.added_tokens import MAX_TOKENIZER_BYTES
 from deployments.control.import_folder import AdapterFiles, ImportFolder, missing_file
-from deployments.orders import Source, too_large, upload_prefix
+from deployments.control.publish_order import Source, too_large, upload_prefix
 from engine.adapters.peft import MAX_CONFIG_BYTES
 from engine.adapters.store import (
     CONFIG,

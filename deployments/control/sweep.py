@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
 from deployments.control.claims import Claims
+from deployments.control.publish_order import UPLOADS
 from deployments.control.sidecars import Sidecars
-from deployments.orders import UPLOADS
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import ADAPTERS, adapter_key
 from deployments.registry.registry import Registry

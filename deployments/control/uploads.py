@@ -15,7 +15,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from deployments.control.added_tokens import MAX_TOKENIZER_BYTES
-from deployments.orders import SMALLER, too_large
+from deployments.control.publish_order import SMALLER, too_large
 from engine.adapters.peft import MAX_CONFIG_BYTES
 from engine.adapters.store import CONFIG, TENSORS, TOKENIZER_FILES
 from engine.errors import InvalidRequest, TooLarge

@@ -29,7 +29,7 @@ from deployments.doctor.backends import check_registry, check_store
 from deployments.doctor.findings import Finding, Level, failure, ok, worst
 from deployments.doctor.model import ModelFacts, check_model, look_at_model
 from deployments.model_folder import weight_bytes
-from deployments.ray_settings import RAY_SETTINGS
+from deployments.platform.ray_settings import RAY_SETTINGS
 from engine.model.spec import BackboneSpec
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}

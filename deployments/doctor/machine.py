@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deployments.config import AppConfig, ConfigError
 from deployments.doctor.findings import Finding, failure, gib, ok, warning
-from deployments.hosts import check_hosts
+from deployments.platform.hosts import check_hosts
 
 OLDEST_PYTHON = (3, 11)
 NAMED = ("torch", "triton", "ray")

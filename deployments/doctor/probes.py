@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from deployments import limits
 from deployments.doctor.machine import Folder, Gpu, GpuFacts, Limits, Package, RayFacts
+from deployments.platform import resources
 
 OURS = "loraplex"
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([<>=!~][^;]*)?$")
@@ -86,7 +86,7 @@ def machine_limits() -> Limits:
         shm: int | None = shutil.disk_usage(SHM).total
     except OSError:
         shm = None
-    return Limits(limits.memory_bytes(), resource.getrlimit(resource.RLIMIT_NOFILE), shm)
+    return Limits(resources.memory_bytes(), resource.getrlimit(resource.RLIMIT_NOFILE), shm)
 
 
 def port_holder(port: int) -> str:

@@ -22,13 +22,13 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.changes.placing import Placing
+from deployments.control.publish_order import Order
 from deployments.ingress.broadcast import answers
-from deployments.orders import Order
-from deployments.placing import Placing
+from deployments.orders.tier_orders import prefetch_order
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
 from deployments.rest.answers import Event, error_of
-from deployments.tier_orders import prefetch_order
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
 from engine.types import AdapterRef, Tenant, adapter_to_wire
 from router.request_router import RouterCounters

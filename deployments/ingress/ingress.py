@@ -18,7 +18,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.tenants import Tenants
 from deployments.config import AppConfig
 from deployments.ingress.catalog import Catalog
 from deployments.ingress.chat_template import ChatTemplate
@@ -28,8 +29,8 @@ from deployments.ingress.serving import BaseModelFacts, Serving, Sources
 from deployments.ingress.token_limits import TokenLimits
 from deployments.ingress.tokenising import Tokeniser
 from deployments.ingress.trials import Trials
-from deployments.limit_keeper import LimitKeeper
-from deployments.pin_keeper import PinKeeper
+from deployments.orders.limit_keeper import LimitKeeper
+from deployments.orders.pin_keeper import PinKeeper
 from deployments.registry.registry import Registry
 from deployments.replica.shared_service import ServiceExchange
 from deployments.rest.adapter_routes import AdapterRoutes, Control
@@ -46,7 +47,6 @@ from deployments.telemetry.ingress_metrics import RouterCounts, read_catalog, re
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.request_metrics import RequestMetrics
 from deployments.telemetry.tracing import Tracing
-from deployments.tenants import Tenants
 from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
 from router.admission import Admission

@@ -13,12 +13,12 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from deployments.gate import GateSection
+from deployments.canary.gate import GateSection
+from deployments.canary.trial_counts import Side, Sides, Trial
 from deployments.ingress.catalog import Catalog
 from deployments.ingress.directory import split_model
 from deployments.registry.alias import PRODUCTION
 from deployments.rest.answers import Event
-from deployments.trial_counts import Side, Sides, Trial
 from engine.errors import AdapterRejected, AdapterUnavailable, CoreLost, LoraplexError, Unavailable
 from engine.types import AdapterRef
 

@@ -19,6 +19,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from deployments.changes.tenants import Tenants
 from deployments.config import AppConfig, load
 from deployments.quickstart.banner import Facts, show
 from deployments.quickstart.lock import DataLock
@@ -33,7 +34,6 @@ from deployments.quickstart.tenants import (
     publish_adapters,
 )
 from deployments.registry import open_registry
-from deployments.tenants import Tenants
 from engine.errors import LoraplexError
 from engine.model.revision import base_revision
 

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import yaml
 
+from deployments.platform.ray_settings import RAY_SETTINGS
 from deployments.quickstart.processes import ProcessTree
-from deployments.ray_settings import RAY_SETTINGS
 from engine.errors import LoraplexError
 
 Pause = Callable[[float], bool]

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from deployments.changes.tenants import Tenants
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord, adapter_key, key_key
 from deployments.registry.registry import Registry
-from deployments.tenants import Tenants
 from engine.errors import LoraplexError, NotFound
 
 ADAPTERS_FOLDER = Path(__file__).parent / "adapters"

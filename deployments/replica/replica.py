@@ -16,7 +16,15 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from deployments.hosts import check_here, node_here
+from deployments.orders.tier_orders import (
+    place_of,
+    read_limits,
+    read_pins,
+    read_prefetch,
+    read_retry,
+)
+from deployments.platform.hosts import check_here, node_here
+from deployments.platform.serve_process import serve_instance, serve_rank
 from deployments.replica.books import Books
 from deployments.replica.call_wire import read_call
 from deployments.replica.calls import Pace, late
@@ -25,11 +33,9 @@ from deployments.replica.detokenise import Vocabulary
 from deployments.replica.open_calls import OpenCalls
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
-from deployments.serve_process import serve_instance, serve_rank
 from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import replica_spans
-from deployments.tier_orders import place_of, read_limits, read_pins, read_prefetch, read_retry
 from engine.adapters.residency import ResidencyTable
 from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
 from engine.log_lines import fields, log_as_json

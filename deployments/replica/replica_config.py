@@ -25,7 +25,7 @@ class ReplicaConfig:
     drain_s            after the core's death, how long error events may take to be picked up
     telemetry          what it tells of itself, and where to
     json_logs          whether its log lines are JSON objects on the error output
-    home_node          the only Ray node that it may run on (`deployments.hosts`); empty: any
+    home_node          the only Ray node that it may run on (`platform.hosts`); empty: any
     """
 
     engine: EngineConfig

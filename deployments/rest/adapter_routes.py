@@ -15,14 +15,17 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.adapters import Adapters, unused
+from deployments.canary.trial_counts import Trial
+from deployments.changes.adapters import Adapters, unused
+from deployments.changes.placing import Placing
+from deployments.changes.tenants import Tenants
+from deployments.control.publish_order import Order, Source
 from deployments.ingress.auth import Caller
 from deployments.ingress.generation import Model
+from deployments.ingress.probes import answered
 from deployments.ingress.serving import Serving
-from deployments.orders import Order, Source
-from deployments.pin_keeper import PinKeeper
-from deployments.placing import Placing
-from deployments.probes import answered
+from deployments.orders.pin_keeper import PinKeeper
+from deployments.orders.version_orders import VersionOrders
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import is_digest
 from deployments.registry.version_record import VersionRecord
@@ -30,9 +33,6 @@ from deployments.rest.adapter_views import adapter_view, resident_view
 from deployments.rest.endpoints import Desk, add, flag, own_tenant, page, page_limit
 from deployments.rest.rest_bodies import PromoteBody, PublishBody, RollbackBody
 from deployments.rest.upload_forms import UploadForms
-from deployments.tenants import Tenants
-from deployments.trial_counts import Trial
-from deployments.version_orders import VersionOrders
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
 from engine.errors import InvalidRequest, NotFound, Unavailable
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from deployments.changes.tenants import TenantView
 from deployments.ingress.auth import shown_signature
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.version_record import VersionRecord
-from deployments.tenants import TenantView
 
 TIERS = ("device", "host", "loading")
 """Of a replica's report, nearest first."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.changes.tenants import Tenants
 from deployments.ingress.generation import Model
 from deployments.registry.records import TenantRecord
 from deployments.rest.adapter_routes import STATUS_TIMEOUT_S, Control
 from deployments.rest.adapter_views import tenant_fields, tenant_view
 from deployments.rest.endpoints import Desk, add, page, page_limit
 from deployments.rest.rest_bodies import NoFields, SweepBody, TenantBody, TenantLimits
-from deployments.tenants import Tenants
 from engine.errors import Unavailable
 
 

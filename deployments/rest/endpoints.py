@@ -14,13 +14,13 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from deployments.changes.tenants import no_tenant
 from deployments.ingress.auth import Caller, bearer_key
 from deployments.ingress.catalog import Catalog
 from deployments.registry.records import check_name
 from deployments.rest.edge import read_body
 from deployments.rest.rest_bodies import parse
 from deployments.rest.strict_json import decode_json
-from deployments.tenants import no_tenant
 from engine.errors import InvalidRequest, NotFound
 
 B = TypeVar("B", bound=BaseModel)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from deployments.placing import Placing
-from deployments.probes import MAX_ANSWER_TOKENS, check_probes
+from deployments.changes.placing import Placing
+from deployments.ingress.probes import MAX_ANSWER_TOKENS, check_probes
 from deployments.registry.alias import PRODUCTION
 from deployments.registry.records import SWITCHES
 from deployments.registry.version_record import Probe

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.ingress.generation import Model
 from deployments.rest.adapter_routes import STATUS_TIMEOUT_S
 from deployments.rest.endpoints import Desk, add, page_limit
-from deployments.service_status import service_status
+from deployments.rest.service_status import service_status
 from engine.errors import Unavailable
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from fastapi import Request
 
 from deployments.control.import_folder import missing_file
+from deployments.control.publish_order import Source, upload_prefix
 from deployments.control.uploads import Upload
 from deployments.ingress.serving import Sources
-from deployments.orders import Source, upload_prefix
 from deployments.registry.records import check_name
 from deployments.rest.edge import BODY_TIMEOUT_S
 from deployments.rest.rest_bodies import PublishBody, parse_form

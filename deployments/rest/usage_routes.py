@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from deployments.changes.tenants import Tenants
 from deployments.rest.endpoints import Desk, add, own_tenant, page, page_limit
-from deployments.tenants import Tenants
 from engine.errors import InvalidRequest
 
 

@@ -14,19 +14,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.changes.pins import Pins
+from deployments.changes.tenants import no_tenant
 from deployments.config import AppConfig
 from deployments.ingress.auth import Caller, shown_signature
 from deployments.ingress.generation import Model
-from deployments.pin_keeper import PinKeeper, slots_of
-from deployments.pins import Pins
+from deployments.orders.pin_keeper import PinKeeper, slots_of
+from deployments.orders.tier_orders import prefetch_order
 from deployments.registry.pin_record import PinRecord
 from deployments.registry.records import TenantRecord, check_name, tenant_key
 from deployments.registry.registry import Registry
 from deployments.rest.adapter_views import place_view
 from deployments.rest.endpoints import Desk, add, no_adapter, own_tenant
 from deployments.rest.rest_bodies import PrefetchBody, WarmthBody
-from deployments.tenants import no_tenant
-from deployments.tier_orders import prefetch_order
 from engine.engine import ITEM_BYTES
 from engine.errors import NotFound, Unavailable
 from engine.types import AdapterRef, Tenant

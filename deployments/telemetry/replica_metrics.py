@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from deployments.serve_process import serve_instance
+from deployments.platform.serve_process import serve_instance
 from deployments.telemetry import instruments as i
 from deployments.telemetry.metering import Metering, adapter_name, metering
 from deployments.telemetry.section import TelemetrySection

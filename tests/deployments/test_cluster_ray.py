@@ -18,10 +18,10 @@ from ray.serve.schema import ServeDeploySchema
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from deployments.changes.tenants import Tenants
 from deployments.command_line import cli
-from deployments.ray_settings import RAY_SETTINGS
+from deployments.platform.ray_settings import RAY_SETTINGS
 from deployments.registry import open_registry
-from deployments.tenants import Tenants
 from tests.support import redis_servers, s3_server
 from tests.support.ingress import bearer, write_model
 from tests.support.ray_cluster import ray_cluster, write_serve_config

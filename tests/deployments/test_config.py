@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments import limits
 from deployments.config import AppConfig, ClientConfig, ConfigError, load
 from deployments.config_sections import ScheduleSection
+from deployments.platform import resources
 from deployments.registry import open_registry
 from engine.adapters.store import open_store
 from engine.config import ScheduleConfig
@@ -119,7 +119,7 @@ def test_dtype_follows_the_processor(tmp_path, flags, dtype):
     [({}, 8 << 30), ({"v2": 2 << 30}, 2 << 30), ({"v1": 1 << 30}, 1 << 30)],
 )
 def test_memory_is_the_cgroup_limit(tmp_path, limit, expected):
-    assert limits.memory_bytes(machine(tmp_path, **limit)) == expected
+    assert resources.memory_bytes(machine(tmp_path, **limit)) == expected
 
 
 def test_memory_is_shared_between_replicas(tmp_path):
@@ -133,7 +133,7 @@ def test_memory_is_shared_between_replicas(tmp_path):
 
 def test_threads_follow_quota_and_replicas(tmp_path):
     root = machine(tmp_path, quota=1.5)
-    assert limits.num_cpus(root) == 1
+    assert resources.num_cpus(root) == 1
     assert with_replica(num_replicas=2).engine_config(root).model.threads == 1
     assert with_replica(threads=3).engine_config(root).model.threads == 3
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from deployments.orders import Source, upload_prefix
-from deployments.placing import Placing
+from deployments.changes.placing import Placing
+from deployments.control.publish_order import Source, upload_prefix
 from deployments.registry.adapter_record import AdapterRecord
 from engine.adapters.digest import digest
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, object_prefix

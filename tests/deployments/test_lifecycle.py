@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
+from deployments.changes.placing import Placing
 from deployments.control.control import Control
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
 from deployments.rest.answers import error_of as raised

@@ -15,8 +15,8 @@ import pytest
 from ray import serve
 
 from deployments.app import build
+from deployments.changes.tenants import Tenants
 from deployments.registry import open_registry
-from deployments.tenants import Tenants
 from engine.adapters.store import TENSORS
 from engine.model.spec import BackboneSpec
 from tests.support import fault_proxy, redis_servers, s3_server

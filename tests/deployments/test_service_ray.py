@@ -23,12 +23,12 @@ from ray import serve
 from typer.testing import CliRunner
 
 from deployments.app import build
+from deployments.changes.tenants import Tenants
 from deployments.command_line import cli
 from deployments.registry import open_registry
 from deployments.telemetry import instruments as i
 from deployments.telemetry.boards import boards
 from deployments.telemetry.queries import Queries
-from deployments.tenants import Tenants
 from engine.model.spec import BackboneSpec
 from tests.support.ingress import bearer, error_of, write_model
 from tests.support.otlp_receiver import receiving

@@ -16,14 +16,14 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.tenants import Tenants
 from deployments.config import AppConfig, load
 from deployments.control.gatekeeper import Gatekeeper
 from deployments.ingress.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry
-from deployments.tenants import Tenants
 from engine.adapters.store import (
     ObjectStore,
     open_store,

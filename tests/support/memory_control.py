@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.placing import Placing
 from deployments.control.gatekeeper import Gatekeeper
+from deployments.control.publish_order import Order
 from deployments.control.token_book import TokenBook
 from deployments.control.usage_ledger import UsageLedger
-from deployments.orders import Order
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import Registry

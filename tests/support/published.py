@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from deployments.adapters import Adapters
+from deployments.changes.adapters import Adapters
+from deployments.changes.placing import Placing
 from deployments.control.claims import Claims
 from deployments.control.import_folder import ImportFolder
 from deployments.control.judge import Judge, PublishPolicy, ServedBase
+from deployments.control.publish_order import Order, Source
 from deployments.control.publisher import Publisher
 from deployments.control.sources import Sources
 from deployments.control.sweep import Sweep
-from deployments.orders import Order, Source
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT, Registry

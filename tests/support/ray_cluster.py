@@ -19,7 +19,7 @@ import yaml
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from deployments.ray_settings import RAY_SETTINGS
+from deployments.platform.ray_settings import RAY_SETTINGS
 
 STATUS = """
 import json, sys, ray

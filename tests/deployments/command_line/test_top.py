@@ -16,7 +16,7 @@ from deployments.command_line import cli
 from deployments.command_line.top_figures import figures
 from deployments.command_line.top_view import view
 from deployments.replica.activity import KEPT, Activity
-from deployments.service_status import COPIED, service_status
+from deployments.rest.service_status import COPIED, service_status
 from engine.messages import CoreStats
 from engine.tenant_load import TenantLoad
 from engine.usage import TenantUsage

@@ -9,10 +9,11 @@ from dataclasses import asdict
 import pytest
 from opentelemetry.sdk.resources import Resource
 
+from deployments.canary.trial_counts import Trial
 from deployments.config import load
 from deployments.control.control import Control, max_adapter_bytes
+from deployments.control.publish_order import Order, Source
 from deployments.ingress.trials import TRIALS_VERSION
-from deployments.orders import Order, Source
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import CANARY
@@ -21,7 +22,6 @@ from deployments.registry.registry import ABSENT
 from deployments.telemetry.instruments import GATE_ROLLBACKS
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.section import TelemetrySection
-from deployments.trial_counts import Trial
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import (
     BASE_NAME,

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 
+from deployments.changes.placing import Placing
 from deployments.control.judge import PublishPolicy
-from deployments.placing import Placing
 from deployments.registry.records import TenantRecord
 from deployments.registry.version_record import Probe
 from engine.adapters.store import TENSORS, object_prefix

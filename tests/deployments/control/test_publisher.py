@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from deployments.adapters import unused
+from deployments.changes.adapters import unused
 from deployments.control.import_folder import ImportFolder
 from deployments.control.judge import PublishPolicy
 from deployments.registry.adapter_record import AdapterRecord

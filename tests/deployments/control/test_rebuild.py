@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.changes.placing import Placing
 from deployments.control.rebuild import rebuild
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.sqlite import SqliteRegistry

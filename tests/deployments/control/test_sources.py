@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from deployments.control.publish_order import Source, upload_prefix
 from deployments.control.sources import import_prefix
-from deployments.orders import Source, upload_prefix
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, InvalidRequest, NotFound, TooLarge
 from tests.support.peft_folders import lora_tensors, write_adapter

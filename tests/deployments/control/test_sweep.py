@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from deployments.orders import upload_prefix
-from deployments.placing import Placing
+from deployments.changes.placing import Placing
+from deployments.control.publish_order import upload_prefix
 from engine.adapters.folder_store import FolderStore
 from engine.adapters.store import CONFIG, MANIFEST, TENSORS, object_prefix
 from engine.errors import AdapterUnavailable, Unavailable

@@ -18,7 +18,7 @@ from deployments.doctor.backends import (
 from deployments.doctor.findings import Level, failure, ok, warning, worst
 from deployments.doctor.machine import Folder, Gpu, GpuFacts, Limits, Need, Package, RayFacts
 from deployments.doctor.model import check_model, look_at_model
-from deployments.ray_settings import RAY_SETTINGS
+from deployments.platform.ray_settings import RAY_SETTINGS
 from deployments.registry.schema import SCHEMA
 from tests.support.ingress import write_model
 from tests.support.tiny_models import make_model

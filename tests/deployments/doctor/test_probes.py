@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from deployments.changes.tenants import Tenants
 from deployments.command_line import cli
 from deployments.config import load
 from deployments.doctor.backend_probes import look_at_registry, look_at_store
@@ -26,7 +27,6 @@ from deployments.doctor.probes import (
 )
 from deployments.registry import open_registry
 from deployments.registry.schema import SCHEMA
-from deployments.tenants import Tenants
 from engine.adapters.store import open_store
 from tests.support import redis_servers, s3_server
 from tests.support.fault_proxy import Fault

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import pytest
 
+from deployments.changes.tenants import Tenants
 from deployments.ingress.catalog import PAGE, SLICE, Catalog
 from deployments.ingress.directory import Directory
 from deployments.registry import open_registry
 from deployments.registry.alias import position
 from deployments.registry.records import KeyRecord, Role, TenantRecord, hash_key, key_key
 from deployments.registry.registry import Event, Gone
-from deployments.tenants import Tenants
 from engine.errors import Conflict, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tests.support.memory_control import publish
 

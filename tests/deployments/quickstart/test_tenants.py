@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.changes.tenants import Tenants
 from deployments.ingress.auth import key_hint
 from deployments.quickstart.tenants import (
     ADAPTERS_FOLDER,
@@ -22,7 +23,6 @@ from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import KeyRecord, adapter_key, key_key
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.tenants import Tenants
 from engine.errors import LoraplexError
 from engine.types import AdapterRef
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deployments.command_line.cli import app
 from deployments.config import ConfigError, load
-from deployments.hosts import check_here, check_hosts, home_node
+from deployments.platform.hosts import check_here, check_hosts, home_node
 from deployments.registry import open_registry
 from deployments.registry.backup import back_up, bring_back
 from deployments.registry.registry import ABSENT, Gone

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from deployments.orders.tier_orders import (
+    SlotPin,
+    limits_order,
+    pins_order,
+    prefetch_order,
+    retry_order,
+)
 from deployments.replica.replica import Replica
-from deployments.tier_orders import SlotPin, limits_order, pins_order, prefetch_order, retry_order
 from engine.errors import InvalidRequest
 from engine.types import Tenant, adapter_to_wire
 from tests.support.replicas import (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from deployments.ingress.ingress import create_app
+from deployments.orders.tier_orders import read_retry
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
-from deployments.tier_orders import read_retry
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, Unavailable
 from tests.support.ingress import (

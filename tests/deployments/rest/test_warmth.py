@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
+from deployments.changes.pin_budget import Budget, Budgets
+from deployments.changes.pins import PinBudgetExceeded, Pins
 from deployments.ingress.hints import Hints
-from deployments.pin_budget import Budget, Budgets
-from deployments.pins import PinBudgetExceeded, Pins
+from deployments.orders.tier_orders import read_pins, read_prefetch
 from deployments.registry import open_registry
 from deployments.registry.pin_record import PINS, PinRecord
 from deployments.registry.records import SELF_PUBLISH
 from deployments.registry.registry import Entry, Registry
-from deployments.tier_orders import read_pins, read_prefetch
 from engine.errors import InvalidRequest
 from engine.messages import Prefetch, Retry
 from router.owners import owners

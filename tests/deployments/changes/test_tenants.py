@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from deployments.changes.tenants import Tenants
 from deployments.registry import open_registry
 from deployments.registry.records import KeyRecord, TenantRecord, key_key
 from deployments.registry.registry import Registry
-from deployments.tenants import Tenants
 
 CALLS = 6
 """Of the registry by a rotation (tenant, keys, the new key, the old one read and ended), and 1."""

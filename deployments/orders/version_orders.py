@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.ingress.generation import Model
-from deployments.tier_orders import retry_order
+from deployments.orders.tier_orders import retry_order
 from engine.errors import Unavailable
 from engine.types import AdapterRef
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from deployments.canary.trial_counts import Side, Sides, Times
 from deployments.config_sections import Count, Seconds, Section
-from deployments.trial_counts import Side, Sides, Times
 
 
 class GateSection(Section):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gate import GateSection, State, decide, excess, quantile_bounds, wilson
-from deployments.trial_counts import MAX_CODES, OTHER, Side, Sides, Times
+from deployments.canary.gate import GateSection, State, decide, excess, quantile_bounds, wilson
+from deployments.canary.trial_counts import MAX_CODES, OTHER, Side, Sides, Times
 
 GATE = GateSection()
 Z = 3.0902  # of 0.999, one-sided

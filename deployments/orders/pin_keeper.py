@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.changes.pins import Pins
 from deployments.ingress.catalog import Catalog
 from deployments.ingress.generation import Model
-from deployments.pins import Pins
-from deployments.tier_orders import SlotPin, pins_order
+from deployments.orders.tier_orders import SlotPin, pins_order
 from engine.errors import Conflict, LoraplexError, NotFound, Unavailable
 from router.owners import owners
 

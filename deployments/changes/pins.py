@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deployments.pin_budget import Budgets
+from deployments.changes.pin_budget import Budgets
 from deployments.registry.pin_record import PINS, PinRecord, pins_from_value, pins_to_value
 from deployments.registry.records import check_name
 from deployments.registry.registry import ABSENT, Registry

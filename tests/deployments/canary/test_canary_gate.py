@@ -9,15 +9,15 @@ from dataclasses import asdict
 
 import pytest
 
-from deployments.adapters import Adapters
+from deployments.canary.gate import GateSection
+from deployments.canary.trial_counts import Trial
+from deployments.changes.adapters import Adapters
+from deployments.changes.placing import Placing
 from deployments.command_line.canary_lines import canary_lines
 from deployments.control.gatekeeper import Gatekeeper
-from deployments.gate import GateSection
 from deployments.ingress.trials import failure
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
-from deployments.trial_counts import Trial
 from engine.errors import (
     AdapterRejected,
     AdapterUnavailable,

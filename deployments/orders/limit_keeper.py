@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deployments.ingress.catalog import Catalog
 from deployments.ingress.generation import Model
-from deployments.tier_orders import limits_order
+from deployments.orders.tier_orders import limits_order
 from engine.errors import LoraplexError
 from engine.types import Tenant
 

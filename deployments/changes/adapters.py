@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from deployments.canary.trial_counts import Trial
+from deployments.changes.placing import Placing
 from deployments.control.sidecars import Sidecars
-from deployments.placing import Placing
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import CANARY, PRODUCTION
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
 from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.trial_counts import Trial
 from engine.adapters.digest import digest
 from engine.adapters.store import (
     CONFIG,

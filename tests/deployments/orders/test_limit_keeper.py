@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.tier_orders import limits_order, read_limits
+from deployments.orders.tier_orders import limits_order, read_limits
 from engine.errors import InvalidRequest, Unavailable
 from engine.messages import SetLimits
 from engine.types import Tenant

@@ -1,0 +1,1 @@
+"""What is changed in the registry, one compare-and-set a change: adapters, tenants, pins."""

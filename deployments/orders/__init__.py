@@ -1,0 +1,1 @@
+"""What replicas are told beside requests, and who tells them."""

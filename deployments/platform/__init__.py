@@ -1,0 +1,1 @@
+"""What the service runs on: the machine, Ray's nodes and processes."""
