@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import median
 
 import numpy as np
@@ -24,7 +25,7 @@ from engine.config import (
     StoreConfig,
 )
 from engine.cuda_runner import CudaRunner
-from engine.engine import build_engine
+from engine.engine import Engine, build_engine
 from engine.messages import Load, LoadDone, Output
 from engine.model.spec import BackboneSpec
 from engine.plan import Launch, Runner, StepPlan, StepResult, Upload
@@ -87,11 +88,12 @@ class TimedLaunch:
 
 
 class TimedRunner:
-    """plan.Runner that notes each step."""
+    """plan.Runner that notes each step. num_pages: that are shown of the `most_pages` there are."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.num_pages, self.page_bytes = runner.num_pages, runner.page_bytes
+        self.num_pages = self.most_pages = runner.num_pages
+        self.page_bytes = runner.page_bytes
         self.memory = runner.memory
         self.passes = runner.passes
         self.steps: list[Step] = []
@@ -115,7 +117,6 @@ class Served:
     due_s: dict[str, float] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
     latest_s: dict[str, float] = field(default_factory=dict)
-    num_ended: int = 0
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -163,7 +164,7 @@ class DummyServer:
         self.layout = dummy_layout(self.spec, sizes.rank, sizes.targets)
         self._host = mmap.mmap(-1, sizes.host_bytes)
         self._block = random_block(self.layout.num_elements * DTYPE.itemsize, DTYPE)
-        config = EngineConfig(
+        self.config = EngineConfig(
             ModelConfig("", "cuda", "bfloat16", max_model_len=sizes.max_len),
             MemoryConfig(sizes.arena_bytes, sizes.host_bytes),
             StoreConfig("file:///nowhere", "/nowhere"),
@@ -178,10 +179,10 @@ class DummyServer:
             adapters=AdapterConfig(max_rank=max(sizes.rank, sizes.max_rank), max_loads=8),
         )
         start = time.perf_counter()
-        runner = make(config, memoryview(self._host))
+        runner = make(self.config, memoryview(self._host))
         self.startup_s = time.perf_counter() - start
         self.runner = TimedRunner(runner)
-        self.engine = build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
+        self.engine = self._build(self.config)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._loads: list[Future[LoadDone]] = []
         self._num_requests = 0
@@ -210,35 +211,61 @@ class DummyServer:
         """Bring adapters 0 .. num_adapters - 1 to the device."""
         self.serve([self.request(i, 4, 2) for i in range(num_adapters)])
 
-    def serve(self, requests: list[Request], due_s: list[float] | None = None) -> Served:
-        """Submit each when it is due, all at once by default, and answer them. Ascending."""
+    def begin_anew(self, num_pages: int | None = None, max_len: int | None = None) -> None:
+        """Nothing is resident any more. num_pages: that the engine may use of the arena, max_len:
+        tokens for whose KV it keeps room from adapters; None: as at the start."""
+        self.runner.num_pages = num_pages or self.runner.most_pages
+        model = replace(self.config.model, max_model_len=max_len or self.config.model.max_model_len)
+        self.engine = self._build(replace(self.config, model=model))
+
+    def serve(
+        self,
+        requests: list[Request],
+        due_s: list[float] | None = None,
+        following: Iterable[Request] = (),
+    ) -> Served:
+        """Submit each when it is due, all at once by default, and answer them. Ascending.
+
+        following: whenever one has ended, the next of these is submitted.
+        """
         due_s = due_s or [0.0] * len(requests)
+        num_left, follow = len(requests), iter(following)
         served = Served(due_s={r.id: due for r, due in zip(requests, due_s, strict=True)})
         waiting = deque(zip(due_s, requests, strict=True))
         self.runner.steps.clear()
         start = time.perf_counter()
-        while served.num_ended < len(requests):
+        while num_left:
             while waiting and waiting[0][0] <= time.perf_counter() - start:
                 self.engine.submit(waiting.popleft()[1])
             self._deliver_loads()
             output = self.engine.step()
-            if output is not None:
-                self._take(output, served, time.perf_counter() - start)
+            if output is None:
+                continue
+            num_ended = self._take(output, served, time.perf_counter() - start)
+            num_left -= num_ended
+            for request in islice(follow, num_ended):
+                served.due_s[request.id] = time.perf_counter() - start
+                self.engine.submit(request)
+                num_left += 1
         served.seconds = time.perf_counter() - start
         served.steps = list(self.runner.steps)
         return served
 
-    def _take(self, output: Output, served: Served, now: float) -> None:
+    def _build(self, config: EngineConfig) -> Engine:
+        return build_engine(config, self.runner, BASE_REVISION, time.perf_counter)
+
+    def _take(self, output: Output, served: Served, now: float) -> int:
+        """How many requests it ends."""
         self._loads += [self._loader.submit(self._load, load) for load in output.loads]
         for part in output.sequences:
             if part.error is not None:
                 raise RuntimeError(part.error.message)
             served.num_tokens += len(part.tokens)
-            served.num_ended += part.finish is not None
             if part.request_id in served.latest_s:
                 served.gaps_s.append(now - served.latest_s[part.request_id])
             served.first_s.setdefault(part.request_id, now)
             served.latest_s[part.request_id] = now
+        return sum(part.finish is not None for part in output.sequences)
 
     def _deliver_loads(self) -> None:
         for load in [load for load in self._loads if load.done()]:

@@ -3,6 +3,7 @@
 `python -m engine.bench throughput --dummy-weights --adapters 0,1,8,64 --rank 16 --json`
 `python -m engine.bench latency --dummy-weights --batches 1,32,256 --adapters 0,1,64 --json`
 `python -m engine.bench stall|steady|sampler --dummy-weights --json`
+`python -m engine.bench working_set --dummy-weights --adapters 64 --json`
 
 Several commands may be named: they share a server, as all cases of one do, so that they are
 measured on the same captured graphs. Results are appended to engine/results.jsonl.
@@ -22,9 +23,10 @@ from engine.bench.arrivals import LONGEST_MIXED, sampler, stall, steady
 from engine.bench.dummy import SHAPES, TARGETS
 from engine.bench.dummy_server import DummyServer, Sizes
 from engine.bench.results import Results
+from engine.bench.working_set import working_set
 from engine.config import MAX_STEP_S, AdapterConfig, ScheduleConfig
 
-COMMANDS = ("throughput", "latency", "stall", "steady", "sampler")
+COMMANDS = ("throughput", "latency", "stall", "steady", "sampler", "working_set")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -62,6 +64,9 @@ def _cases(
             yield from steady(server, options.seconds)
         case "sampler":
             yield sampler(server, options.max_seqs)
+        case "working_set":
+            for num_adapters in filter(None, options.adapters):
+                yield working_set(server, options, num_adapters)
 
 
 def throughput(

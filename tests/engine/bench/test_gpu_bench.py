@@ -26,6 +26,7 @@ KEYS = {
         "saturated_requests_s",
     },
     "sampler": {"rows", "cost_fraction"},
+    "working_set": {"adapters", "room", "out_tok_s", "resident_out_tok_s", "of_resident"},
 }
 ARGUMENTS = {
     "throughput": "--adapters 0,3 --requests 24 --output 8 --input 20 --zipf 1.0",
@@ -33,8 +34,9 @@ ARGUMENTS = {
     "stall": "",
     "steady": "--seconds 0.3",
     "sampler": "",
+    "working_set": "--adapters 8 --requests 24 --output 8 --input 20",
 }
-CASES = {"throughput": 2, "latency": 3, "stall": 1, "steady": 2, "sampler": 1}
+CASES = {"throughput": 2, "latency": 3, "stall": 1, "steady": 2, "sampler": 1, "working_set": 1}
 
 
 class Fast(FakeRunner):
@@ -57,6 +59,16 @@ def test_a_command_prints_its_keys(command):
     for case in found:
         assert case["bench"] == command
         assert set(case) >= KEYS[command]
+
+
+def test_a_working_set_beyond_its_room_takes_turns_and_the_server_is_as_before():
+    arguments = "working_set --dummy-weights --rank 1 --targets attn --max-seqs 8 --output 8"
+    options = gpu.parse([*arguments.split(), "--adapters", "8", "--requests", "24"])
+    server = DummyServer(gpu.sizes(options), lambda spec: Fast)
+    (case,) = gpu.cases(server, options)
+    assert (case["room"], case["clients"]) == (2, 16)
+    assert case["evictions"] > 8
+    assert server.engine.scheduler.arena.num_pages == server.runner.most_pages
 
 
 def test_several_commands_share_a_server():
