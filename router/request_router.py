@@ -10,69 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from router.counters import RouterCounters
 from router.fleet import Fleet, Member
 from router.hints import SpillHints, prefetch_order
 from router.load import LoadTable
-from router.placement import Placement, PlacementPolicy, Reason
+from router.options import RouterOptions
+from router.placement import Placement
 from router.ring import Ring
 from router.routes import note_route
 
 logger = logging.getLogger("loraplex.router")
 PREFETCH = "prefetch"
 """The replicas' method that is called ahead of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """`request_router_kwargs`. min_bound None: a quarter of a replica's rows, as it reports them.
-
-    report_s  seconds between two log lines of the counters
-    """
-
-    load_factor: float = 1.25
-    vnodes: int = 100
-    min_bound: int | None = None
-    report_s: float = 60.0
-
-    def policy(self, rows: int | None) -> PlacementPolicy:
-        """The policy for replicas of `rows` rows (None while nobody has said)."""
-        min_bound = self.min_bound
-        if min_bound is None:
-            min_bound = max(1, math.ceil((rows or 1) / 4))
-        return PlacementPolicy(self.load_factor, min_bound)
-
-
-@dataclass(slots=True)
-class RouterCounters:
-    """Totals since the router's start. `waited` requests found every replica full at first; `hints`
-    were sent to replicas that an adapter's requests will overflow to."""
-
-    placed: Counter[Reason] = field(default_factory=Counter)
-    waited: int = 0
-    hints: int = 0
-    num_picks: int = 0
-    pick_s: float = 0.0
-
-    def __str__(self) -> str:
-        reasons = ", ".join(
-            f"{reason} {self.placed[reason]}" for reason in Reason if reason in self.placed
-        )
-        mean_us = 1e6 * self.pick_s / max(1, self.num_picks)
-        return (
-            f"placed: {reasons or 'none'}; waited {self.waited}; hints {self.hints};"
-            f" {mean_us:.1f} us a pick"
-        )
 
 
 class AdapterRouter(RequestRouter):

@@ -31,7 +31,7 @@ from deployments.registry.version_record import VersionRecord
 from deployments.rest.answers import Event, error_of
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
 from engine.types import AdapterRef, Tenant, adapter_to_wire
-from router.request_router import RouterCounters
+from router.counters import RouterCounters
 
 logger = logging.getLogger(__name__)
 

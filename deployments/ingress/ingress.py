@@ -43,13 +43,14 @@ from deployments.rest.upload_forms import UploadForms
 from deployments.rest.usage_routes import UsageRoutes
 from deployments.rest.warmth_routes import WarmthRoutes
 from deployments.telemetry.following import Follower
-from deployments.telemetry.ingress_metrics import RouterCounts, read_catalog, read_router
+from deployments.telemetry.ingress_metrics import read_catalog, read_router
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.request_metrics import RequestMetrics
 from deployments.telemetry.tracing import Tracing
 from engine.adapters.store import ObjectStore
 from engine.model.spec import BackboneSpec
 from router.admission import Admission
+from router.counters import RouterCounters
 
 READY_TIMEOUT_S = 5.0
 
@@ -83,7 +84,7 @@ class Parts:
     adds_request_id: bool = True
     tracing: Tracing | None = None
     metering: Metering | None = None
-    router_counters: Callable[[], RouterCounts | None] = lambda: None
+    router_counters: Callable[[], RouterCounters | None] = lambda: None
 
 
 def create_app(parts: Parts) -> FastAPI:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from deployments.ingress.catalog import Catalog
 from deployments.telemetry import instruments as i
 from deployments.telemetry.metering import Metering
+from router.counters import RouterCounters
 from router.placement import Reason
 
 
-class RouterCounts(Protocol):
-    """Of `router.request_router.RouterCounters`, which imports Ray."""
-
-    @property
-    def placed(self) -> Mapping[Reason, int]: ...
-    @property
-    def waited(self) -> int: ...
-    @property
-    def hints(self) -> int: ...
-    @property
-    def num_picks(self) -> int: ...
-    @property
-    def pick_s(self) -> float: ...
-
-
-def read_router(metering: Metering, counters: Callable[[], RouterCounts | None]) -> None:
+def read_router(metering: Metering, counters: Callable[[], RouterCounters | None]) -> None:
     """Before every export. counters: None while there is no router yet."""
 
     def read() -> None:
