@@ -17,7 +17,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.config import AppConfig, ConfigError, load
+from deployments.config import AppConfig, load
+from deployments.config_file import ConfigError
 from deployments.config_sections import ReplicaSection
 from deployments.ingress.handles import RayControl, RayReplicas
 from deployments.ingress.ingress import Parts, create_app
@@ -31,7 +32,7 @@ from deployments.platform.hosts import (
 from deployments.platform.serve_process import serve_instance
 from deployments.registry import open_registry
 from deployments.replica.replica import Replica
-from deployments.telemetry.instruments import Where
+from deployments.telemetry.instrument import Where
 from deployments.telemetry.logs import about_request
 from deployments.telemetry.metering import metering
 from deployments.telemetry.tracing import tracing

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.canary.gate import GateSection
 from deployments.changes.pin_budget import PinsSection
+from deployments.config_file import ConfigError, application_arguments, read_yaml
 from deployments.config_sections import (
     BaseSection,
     IngressSection,
@@ -44,20 +44,12 @@ from engine.config import (
     StoreConfig,
     StoreOptions,
 )
-from engine.errors import InvalidRequest, LoraplexError
+from engine.errors import LoraplexError
 
-APPLICATION = "deployments.app:build"
-"""As a Serve config names it in `import_path`."""
 _MIB = 1 << 20
 MAX_PROBLEMS = 5
 """Of a configuration, told at once."""
 _DEFAULT_CONTEXT = 2048
-
-
-class ConfigError(InvalidRequest):
-    """The configuration can't be used; the message names the key."""
-
-    code = "invalid_config"
 
 
 class AppConfig(Section):
@@ -230,9 +222,9 @@ def load(
     """
     env = os.environ if environ is None else environ
     if isinstance(source, Path):
-        values, home = _read_yaml(source), source.resolve().parent
+        values, home = read_yaml(source), source.resolve().parent
         if "applications" in values:
-            return load(_arguments(values, source), environ=env)
+            return load(application_arguments(values, source), environ=env)
     else:
         values, home = dict(source), Path.cwd()
     home = Path(env["LORAPLEX_HOME"]).resolve() if env.get("LORAPLEX_HOME") else home
@@ -274,32 +266,6 @@ def registry_url(url: str, *, environ: Mapping[str, str] | None = None) -> str:
         except LoraplexError as error:
             raise ConfigError(error.message) from None
     return whole
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise ConfigError(f"Configuration {path} can't be read: {reason}.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
-        problem = getattr(error, "problem", None) or "it can't be parsed"
-        raise ConfigError(f"Configuration {path} is not YAML{where}: {problem}.") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"Configuration {path} is not a mapping of keys to values.")
-    return values
-
-
-def _arguments(serve_config: Mapping[str, Any], path: Path) -> Path | dict[str, Any]:
-    """What our application's `args` are: a mapping, or a path of another file."""
-    applications = serve_config["applications"]
-    for application in applications if isinstance(applications, list) else ():
-        if isinstance(application, dict) and application.get("import_path") == APPLICATION:
-            args = application.get("args") or {}
-            return Path(args["config"]) if "config" in args else dict(args)
-    raise ConfigError(f"Configuration {path} has no application with import_path {APPLICATION}.")
 
 
 def _absolute(config: AppConfig, home: Path) -> AppConfig:

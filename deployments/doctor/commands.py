@@ -16,13 +16,8 @@ import typer
 import yaml
 
 from deployments.command_line.terminal import REFUSED, Json, show
-from deployments.config import (
-    AppConfig,
-    ClientConfig,
-    ConfigError,
-    load,
-    set_in_environment,
-)
+from deployments.config import AppConfig, ClientConfig, load, set_in_environment
+from deployments.config_file import ConfigError
 from deployments.doctor import machine, probes
 from deployments.doctor.backend_probes import look_at_registry, look_at_store
 from deployments.doctor.backends import check_registry, check_store

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from deployments.config import AppConfig, ConfigError
+from deployments.config import AppConfig
+from deployments.config_file import ConfigError
 from deployments.doctor.findings import Finding, failure, gib, ok, warning
 from deployments.platform.hosts import check_hosts
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from deployments.config import AppConfig, ConfigError
+from deployments.config import AppConfig
+from deployments.config_file import ConfigError
 from deployments.registry import redis_url
 
 FOLDER_FOR_ALL = "shared=true"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import AppConfig, ClientConfig, ConfigError, load
+from deployments.config import AppConfig, ClientConfig, load
+from deployments.config_file import ConfigError
 from deployments.config_sections import ScheduleSection
 from deployments.platform import resources
 from deployments.registry import open_registry

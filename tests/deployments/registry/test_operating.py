@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.command_line.cli import app
-from deployments.config import ConfigError, load
+from deployments.config import load
+from deployments.config_file import ConfigError
 from deployments.platform.hosts import check_here, check_hosts, home_node
 from deployments.registry import open_registry
 from deployments.registry.backup import back_up, bring_back

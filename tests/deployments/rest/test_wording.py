@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments.config import ConfigError, load
+from deployments.config import load
+from deployments.config_file import ConfigError
 from deployments.rest.openai_protocol import ChatBody, CompletionBody
 from deployments.rest.openai_protocol import parse as parse_openai
 from deployments.rest.rest_bodies import (
