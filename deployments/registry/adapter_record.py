@@ -21,6 +21,7 @@ from deployments.registry.alias import (
 )
 from deployments.registry.records import adapter_key, known_fields
 from deployments.registry.retention import retained
+from deployments.registry.selection import select, tombstones
 from deployments.registry.upgrade import ADAPTER_VERSION
 from deployments.registry.version_record import Condemned, VersionRecord
 from engine.errors import Conflict, InvalidRequest, NotFound
@@ -71,22 +72,17 @@ class AdapterRecord:
         return next((v for v in self.versions if v.ref.digest == digest), None)
 
     def resolve(self, selector: str | None, at: Callable[[], float]) -> AdapterRef | None:
-        """What `name@selector` (None: the bare name) stands for; never a retired version.
-
-        at  where in [0, 1) the asker stands; called only where an alias has a canary
-        """
-        digest = self._pick(selector, at)
-        version = None if digest is None else self.version(digest)
-        return version.ref if version is not None and version.live else None
+        """What `name@selector` stands for: see `selection.select`."""
+        version = select(self.versions, self.aliases, selector, at)
+        return None if version is None else version.ref
 
     def find(self, selector: str) -> VersionRecord:
         """The live version that an admin means by a digest's beginning or an alias.
 
         Raises NotFound; Conflict for a tombstone.
         """
-        digest = self._pick(selector, lambda: 1.0)
-        version = None if digest is None else self.version(digest)
-        if version is not None and version.live:
+        version = select(self.versions, self.aliases, selector, lambda: 1.0)
+        if version is not None:
             return version
         dead = {v.ref.digest for v in self.tombstones()} | {c.digest for c in self.condemned}
         if is_digest(selector) and any(d.startswith(selector) for d in dead):
@@ -102,24 +98,8 @@ class AdapterRecord:
         )
 
     def tombstones(self, selector: str | None = None) -> list[VersionRecord]:
-        """Retired versions: all, or those that the beginning of a digest means where no live one
-        begins so."""
-        begin = selector or ""
-        found = [v for v in self.versions if v.ref.digest.startswith(begin)]
-        if selector is not None and (not is_digest(begin) or any(v.live for v in found)):
-            return []
-        return [v for v in found if not v.live]
-
-    def _pick(self, selector: str | None, at: Callable[[], float]) -> str | None:
-        if selector is not None and is_digest(selector):
-            found = [
-                v.ref.digest for v in self.versions if v.live and v.ref.digest.startswith(selector)
-            ]
-            return found[0] if len(found) == 1 else None
-        alias = self.aliases.get(PRODUCTION if selector in (None, CANARY) else str(selector))
-        if alias is None:
-            return None
-        return alias.canary if selector == CANARY else alias.pick(at)
+        """See `selection.tombstones`."""
+        return tombstones(self.versions, selector)
 
     # Changes --------------------------------------------------------------------------------------
     def with_version(self, version: VersionRecord) -> AdapterRecord:
