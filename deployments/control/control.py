@@ -33,7 +33,8 @@ from deployments.ingress.generation import Model
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
-from deployments.telemetry.instruments import GATE_ROLLBACKS, PUBLISHES, SWEEPS, Instrument
+from deployments.telemetry.instrument import Instrument
+from deployments.telemetry.instruments import GATE_ROLLBACKS, PUBLISHES, SWEEPS
 from deployments.telemetry.metering import Metering
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store

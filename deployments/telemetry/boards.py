@@ -5,7 +5,7 @@ from __future__ import annotations
 from deployments.telemetry import instruments as i
 from deployments.telemetry.cache_board import adapter_cache
 from deployments.telemetry.fleet_board import fleet
-from deployments.telemetry.instruments import Instrument
+from deployments.telemetry.instrument import Instrument
 from deployments.telemetry.panels import Board, Panel, quantiles
 from deployments.telemetry.queries import Queries, seldom
 

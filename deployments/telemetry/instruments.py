@@ -1,8 +1,7 @@
-"""Every metric of the service: its name, unit, kind, labels, meaning and bucket bounds.
+"""Every metric of the service.
 
-Names and units are OpenTelemetry's; what Prometheus calls them follows from those. Dashboards,
-alert rules and the table in docs/observability.md are made from this file, so none of them can name
-what isn't here.
+Dashboards, alert rules and the table in docs/observability.md are made from this file, so none of
+them can name what isn't here.
 
 Values of the labels `tenant` and `adapter` are bounded: those with most traffic, and OTHER
 (`telemetry.ranking`). An adapter's is tenant/name@ and the first twelve digits of the version's
@@ -11,71 +10,13 @@ digest, the base model's BASE.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
-from engine.histogram import ADAPTERS, SECONDS, STEP_SECONDS
-
-PROCESS = "process"
-"""A label of every series: what Ray Serve calls the process (`instance` is Prometheus's own)."""
-OTHER = "other"
-BASE = "base"
-
-_SUFFIXES = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
-
-
-class Kind(StrEnum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Where(StrEnum):
-    """The process that reports it."""
-
-    INGRESS = "ingress"
-    REPLICA = "replica"
-    CONTROL = "control"
-
-
-@dataclass(frozen=True, slots=True)
-class Instrument:
-    """bounds: of a histogram's buckets, ascending, in its unit."""
-
-    where: Where
-    name: str
-    kind: Kind
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-
-    @property
-    def prometheus(self) -> str:
-        """Its name in Prometheus, as OpenTelemetry derives it; a histogram's without `_bucket`."""
-        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
-        return f"{name}_total" if self.kind is Kind.COUNTER else name
-
-
-def _counter(where: Where, name: str, unit: str, help_: str, *labels: str) -> Instrument:
-    return Instrument(where, f"loraplex.{name}", Kind.COUNTER, unit, help_, labels)
-
-
-def _gauge(where: Where, name: str, unit: str, help_: str, *labels: str) -> Instrument:
-    return Instrument(where, f"loraplex.{name}", Kind.GAUGE, unit, help_, labels)
-
-
-def _histogram(
-    where: Where, name: str, help_: str, *labels: str, bounds: tuple[float, ...] = SECONDS
-) -> Instrument:
-    unit = "{adapter}" if bounds is ADAPTERS else "s"
-    return Instrument(where, f"loraplex.{name}", Kind.HISTOGRAM, unit, help_, labels, bounds)
-
+from deployments.telemetry.instrument import Instrument, Where, counter, gauge, histogram
+from engine.histogram import ADAPTERS, STEP_SECONDS
 
 _I, _R, _C = Where.INGRESS, Where.REPLICA, Where.CONTROL
 
 # Requests, as clients see them -------------------------------------------------------------------
-REQUESTS = _counter(
+REQUESTS = counter(
     _I,
     "requests",
     "{request}",
@@ -86,8 +27,8 @@ REQUESTS = _counter(
     "status",
     "code",
 )
-REQUESTS_ACTIVE = _gauge(_I, "requests.active", "{request}", "Requests in progress in an ingress.")
-REFUSALS = _counter(
+REQUESTS_ACTIVE = gauge(_I, "requests.active", "{request}", "Requests in progress in an ingress.")
+REFUSALS = counter(
     _I,
     "admission.refusals",
     "{request}",
@@ -95,7 +36,7 @@ REFUSALS = _counter(
     "tenant",
     "code",
 )
-LOSSES = _counter(
+LOSSES = counter(
     _I,
     "replica.losses",
     "{request}",
@@ -103,29 +44,29 @@ LOSSES = _counter(
     " that another replica then answered.",
     "code",
 )
-REQUEST_DURATION = _histogram(
+REQUEST_DURATION = histogram(
     _I, "request.duration", "From a request's arrival to its last token or its error.", "status"
 )
-TENANT_FIRST_TOKEN = _histogram(
+TENANT_FIRST_TOKEN = histogram(
     _I, "tenant.first_token", "From a request's arrival to its first token, by tenant.", "tenant"
 )
-ADAPTER_FIRST_TOKEN = _histogram(
+ADAPTER_FIRST_TOKEN = histogram(
     _I, "adapter.first_token", "From a request's arrival to its first token, by adapter.", "adapter"
 )
-POPULARITY_FIRST_TOKEN = _histogram(
+POPULARITY_FIRST_TOKEN = histogram(
     _I,
     "popularity.first_token",
     "From a request's arrival to its first token, of the tenth of the tenants with least traffic"
     " (bottom_decile), pooled, and of the others (rest).",
     "tenants",
 )
-TOKEN_INTERVAL = _histogram(
+TOKEN_INTERVAL = histogram(
     _I,
     "request.token_interval",
     "Mean time between two tokens of a sequence, one value for each sequence that has ended.",
     bounds=STEP_SECONDS,
 )
-TOKENS = _counter(
+TOKENS = counter(
     _I,
     "tokens",
     "{token}",
@@ -137,7 +78,7 @@ TOKENS = _counter(
 )
 
 # The router and the copy of the registry, in each ingress -----------------------------------------
-PLACEMENTS = _counter(
+PLACEMENTS = counter(
     _I,
     "router.placements",
     "{request}",
@@ -145,23 +86,23 @@ PLACEMENTS = _counter(
     " owner.",
     "reason",
 )
-ROUTER_WAITS = _counter(
+ROUTER_WAITS = counter(
     _I, "router.waits", "{request}", "Requests that found every replica full at first."
 )
-ROUTER_HINTS = _counter(
+ROUTER_HINTS = counter(
     _I, "router.hints", "{hint}", "Replicas told to prepare for an adapter's overflow."
 )
-PICKS = _counter(_I, "router.picks", "{pick}", "Placements tried.")
-PICK_TIME = _counter(_I, "router.pick_time", "s", "Time that placing took, summed.")
-REGISTRY_ERRORS = _counter(
+PICKS = counter(_I, "router.picks", "{pick}", "Placements tried.")
+PICK_TIME = counter(_I, "router.pick_time", "s", "Time that placing took, summed.")
+REGISTRY_ERRORS = counter(
     _I, "registry.errors", "{error}", "Refreshes of the copy of the registry that failed."
 )
-REGISTRY_AGE = _gauge(
+REGISTRY_AGE = gauge(
     _I, "registry.age", "s", "Time since the copy of the registry was last known to be fresh."
 )
 
 # Queue and accounts, in each replica --------------------------------------------------------------
-QUEUE_REQUESTS = _gauge(
+QUEUE_REQUESTS = gauge(
     _R,
     "queue.requests",
     "{request}",
@@ -169,37 +110,37 @@ QUEUE_REQUESTS = _gauge(
     " alone (ready).",
     "state",
 )
-QUEUE_WAIT = _gauge(_R, "queue.wait", "s", "How long those that wait have waited, on average.")
-TENANT_QUEUE = _histogram(
+QUEUE_WAIT = gauge(_R, "queue.wait", "s", "How long those that wait have waited, on average.")
+TENANT_QUEUE = histogram(
     _R, "tenant.queue", "From a sequence's arrival in the core to its row, by tenant.", "tenant"
 )
-ADAPTER_QUEUE = _histogram(
+ADAPTER_QUEUE = histogram(
     _R, "adapter.queue", "From a sequence's arrival in the core to its row, by adapter.", "adapter"
 )
-ACCOUNT_LAG = _gauge(
+ACCOUNT_LAG = gauge(
     _R,
     "account.lag",
     "{token}",
     "Of the tenants that have requests waiting, the largest account less the least, in weighted"
     " tokens.",
 )
-PREEMPTIONS = _counter(
+PREEMPTIONS = counter(
     _R, "preemptions", "{sequence}", "Sequences that lost their row and are computed again."
 )
 
 # Steps --------------------------------------------------------------------------------------------
-STEPS = _counter(
+STEPS = counter(
     _R, "steps", "{step}", "Steps, by whether the pass was replayed from a graph.", "replayed"
 )
-STEP_DURATION = _histogram(_R, "step.duration", "One step on the device.", bounds=STEP_SECONDS)
-STEP_ADAPTERS = _histogram(_R, "step.adapters", "Different adapters in one step.", bounds=ADAPTERS)
-STEP_BUSY = _counter(
+STEP_DURATION = histogram(_R, "step.duration", "One step on the device.", bounds=STEP_SECONDS)
+STEP_ADAPTERS = histogram(_R, "step.adapters", "Different adapters in one step.", bounds=ADAPTERS)
+STEP_BUSY = counter(
     _R, "step.busy", "s", "Steps whose cost without adapters was measured at the start, summed."
 )
-STEP_BASE = _counter(
+STEP_BASE = counter(
     _R, "step.base", "s", "What those steps would have taken without adapters, summed."
 )
-CORE_TOKENS = _counter(
+CORE_TOKENS = counter(
     _R,
     "core.tokens",
     "{token}",
@@ -208,7 +149,7 @@ CORE_TOKENS = _counter(
 )
 
 # Adapters -----------------------------------------------------------------------------------------
-ARRIVALS = _counter(
+ARRIVALS = counter(
     _R,
     "adapter.arrivals",
     "{request}",
@@ -216,13 +157,13 @@ ARRIVALS = _counter(
     " misses. cold is the local disk or the store: which of them, the loads say.",
     "tier",
 )
-STALLS = _histogram(
+STALLS = histogram(
     _R,
     "adapter.stall",
     "Sequences whose adapter was what they waited for: they got their row in the step before which"
     " it came. From arrival to then. Other misses waited for room as well, and lost nothing.",
 )
-LOADS = _counter(
+LOADS = counter(
     _R,
     "adapter.loads",
     "{load}",
@@ -232,20 +173,18 @@ LOADS = _counter(
     "cause",
     "outcome",
 )
-LOAD_DURATION = _histogram(
-    _R, "adapter.load", "One load into host memory, by where from.", "source"
-)
-UPLOAD_DURATION = _histogram(
+LOAD_DURATION = histogram(_R, "adapter.load", "One load into host memory, by where from.", "source")
+UPLOAD_DURATION = histogram(
     _R, "adapter.upload", "One copy from host memory to the device.", bounds=STEP_SECONDS
 )
-RESIDENTS = _gauge(
+RESIDENTS = gauge(
     _R,
     "adapter.residents",
     "{adapter}",
     "Versions that are loading, in host memory, on the device, and pinned.",
     "place",
 )
-QUARANTINES = _counter(
+QUARANTINES = counter(
     _R,
     "adapter.quarantines",
     "{adapter}",
@@ -253,13 +192,13 @@ QUARANTINES = _counter(
 )
 
 # What tenants use, as /v1/usage has it ------------------------------------------------------------
-TENANT_DEVICE = _counter(
+TENANT_DEVICE = counter(
     _R, "tenant.device_time", "s", "Device time of steps, divided between their rows.", "tenant"
 )
-TENANT_LOADED = _counter(
+TENANT_LOADED = counter(
     _R, "tenant.loaded", "By", "Bytes of adapters that came into host memory.", "tenant"
 )
-TENANT_RESIDENT = _counter(
+TENANT_RESIDENT = counter(
     _R,
     "tenant.resident",
     "By.s",
@@ -269,43 +208,43 @@ TENANT_RESIDENT = _counter(
 )
 
 # The arena ----------------------------------------------------------------------------------------
-ARENA = _gauge(
+ARENA = gauge(
     _R,
     "arena.size",
     "By",
     "The arena by what it holds: KV of running sequences, cached prefixes, adapters, nothing.",
     "use",
 )
-ROUNDING = _gauge(
+ROUNDING = gauge(
     _R,
     "arena.rounding",
     "By",
     "Of the adapters' part, what holds nothing since adapters take whole pages.",
 )
-ARENA_ADAPTERS = _gauge(
+ARENA_ADAPTERS = gauge(
     _R, "arena.adapters", "{adapter}", "Adapters that have a place in the arena."
 )
-MOVES = _counter(_R, "arena.moves", "{move}", "Pages and runs moved to make room side by side.")
-EVICTIONS = _counter(
+MOVES = counter(_R, "arena.moves", "{move}", "Pages and runs moved to make room side by side.")
+EVICTIONS = counter(
     _R, "arena.evictions", "{eviction}", "What made way for others: adapter or prefix page.", "kind"
 )
 
 # Processes ----------------------------------------------------------------------------------------
-CORE_STARTED = _gauge(_R, "core.start_time", "s", "When the core was ready, in Unix seconds.")
-LOADER_RESTARTS = _counter(
+CORE_STARTED = gauge(_R, "core.start_time", "s", "When the core was ready, in Unix seconds.")
+LOADER_RESTARTS = counter(
     _R, "loader.restarts", "{restart}", "Times the loader ended and was started again."
 )
-PUBLISHES = _counter(
+PUBLISHES = counter(
     _C, "publishes", "{publish}", "Publishes, by outcome (ok or an error code).", "outcome"
 )
-SWEEPS = _counter(
+SWEEPS = counter(
     _C,
     "sweeps",
     "{sweep}",
     "Sweeps of the object store, by outcome (ok or an error code).",
     "outcome",
 )
-GATE_ROLLBACKS = _counter(
+GATE_ROLLBACKS = counter(
     _C, "gate.rollbacks", "{rollback}", "Canaries that the canary gate has rolled back."
 )
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as SDK_VERSION
 
-from deployments.telemetry.instruments import BASE, PROCESS, Where
+from deployments.telemetry.instrument import BASE, PROCESS, Where
 from deployments.telemetry.ranking import Ranking
 from deployments.telemetry.section import TelemetrySection
 from deployments.telemetry.tally import Tally

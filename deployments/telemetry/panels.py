@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.telemetry.instruments import Instrument
+from deployments.telemetry.instrument import Instrument
 from deployments.telemetry.queries import Queries
 
 FAILED = 'outcome!="ok"'

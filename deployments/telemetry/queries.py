@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.telemetry.instruments import PROCESS, Instrument, Kind
+from deployments.telemetry.instrument import PROCESS, Instrument, Kind
 
 RANGE = "$__rate_interval"
 """Grafana's: long enough for the scrape interval and the panel's resolution."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from heapq import nlargest
 
-from deployments.telemetry.instruments import OTHER
+from deployments.telemetry.instrument import OTHER
 
 LEAD = 1.5
 """Times the traffic of one that has a label: what a newcomer needs to take it over."""

@@ -27,7 +27,8 @@ from opentelemetry.sdk.metrics.export import (
 )
 from ray.util.metrics import Gauge
 
-from deployments.telemetry.instruments import ALL, Instrument
+from deployments.telemetry.instrument import Instrument
+from deployments.telemetry.instruments import ALL
 
 RAY_PREFIX = "ray_"
 """What Ray puts before every name."""

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.telemetry.instruments import ALL, Instrument, Kind
+from deployments.telemetry.instrument import Instrument, Kind
+from deployments.telemetry.instruments import ALL
 from deployments.telemetry.ray_endpoint import RAY_PREFIX
 
 BEGIN, END = "<!-- metrics: made by deployments.telemetry.reference -->", "<!-- end of metrics -->"

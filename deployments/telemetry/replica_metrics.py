@@ -10,6 +10,7 @@ from typing import Protocol
 
 from deployments.platform.serve_process import serve_instance
 from deployments.telemetry import instruments as i
+from deployments.telemetry.instrument import Where
 from deployments.telemetry.metering import Metering, adapter_name, metering
 from deployments.telemetry.section import TelemetrySection
 from engine.adapters.residency import ResidencyTable
@@ -154,7 +155,7 @@ def replica_metrics(
     section: TelemetrySection, residency: ResidencyTable, restarts: Restarts
 ) -> NoMetrics:
     """Those of the replica in this process."""
-    meter = metering(section, i.Where.REPLICA, serve_instance)
+    meter = metering(section, Where.REPLICA, serve_instance)
     if meter is None:
         return NoMetrics()
     return ReplicaMetrics(meter, residency, restarts, time.time)

@@ -12,7 +12,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from deployments.telemetry.instruments import Where
+from deployments.telemetry.instrument import Where
 from deployments.telemetry.section import TelemetrySection
 from deployments.telemetry.tracing import PARENT, Tracing, fail, span_fields, tracing
 from engine.messages import Output, SequenceOutput

@@ -184,12 +184,7 @@ class Unmetered:
     def __enter__(self) -> Unmetered:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def resolved(self, ref: AdapterRef | None, num_choices: int) -> None:

@@ -21,7 +21,8 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 
-from deployments.telemetry.instruments import ALL, Instrument, Kind
+from deployments.telemetry.instrument import Instrument, Kind
+from deployments.telemetry.instruments import ALL
 from engine.histogram import Counts
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE

@@ -29,7 +29,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.telemetry.instruments import Where
+from deployments.telemetry.instrument import Where
 from deployments.telemetry.metering import process_resource
 from deployments.telemetry.section import TelemetrySection
 from engine.types import AdapterRef

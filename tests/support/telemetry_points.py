@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.telemetry.instruments import Instrument, Kind
+from deployments.telemetry.instrument import Instrument, Kind
 from deployments.telemetry.metering import Metering
 
 Value = float | tuple[int, float]

@@ -12,6 +12,7 @@ from deployments.telemetry import instruments as i
 from deployments.telemetry.alerts import alerts
 from deployments.telemetry.boards import boards
 from deployments.telemetry.grafana import files
+from deployments.telemetry.instrument import Kind
 from deployments.telemetry.queries import Queries
 from tests.support.prometheus import tool
 
@@ -22,7 +23,7 @@ def known_names() -> set[str]:
     names = set()
     for instrument in i.ALL:
         name = f"ray_{instrument.prometheus}"
-        is_histogram = instrument.kind is i.Kind.HISTOGRAM
+        is_histogram = instrument.kind is Kind.HISTOGRAM
         parts = ("_bucket", "_sum", "_count") if is_histogram else ("",)
         names |= {name + part for part in parts}
     return names

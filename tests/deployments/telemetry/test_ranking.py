@@ -8,7 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.telemetry.instruments import OTHER, TOKENS
+from deployments.telemetry.instrument import OTHER
+from deployments.telemetry.instruments import TOKENS
 from deployments.telemetry.ranking import Ranking
 from deployments.telemetry.tally import Tally
 

@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 
 from deployments.telemetry import instruments as i
+from deployments.telemetry.instrument import OTHER
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.replica_metrics import ReplicaMetrics
 from deployments.telemetry.section import TelemetrySection
@@ -50,7 +51,7 @@ async def test_the_numbers_of_a_core_are_told_by_its_replica(meter):
     assert steps == {("true",): 0, ("false",): num_plans}
     assert told(meter, i.STEP_DURATION)[()][0] == told(meter, i.STEP_ADAPTERS)[()][0] == num_plans
     queue = {tenant: num for (tenant,), (num, _) in told(meter, i.TENANT_QUEUE).items()}
-    assert queue == {"a": 3, "b": 2, i.OTHER: 2}, "two labels, and the rest together"
+    assert queue == {"a": 3, "b": 2, OTHER: 2}, "two labels, and the rest together"
     assert sum(num for num, _ in told(meter, i.ADAPTER_QUEUE).values()) == 7
     assert told(meter, i.ARRIVALS) == {("device",): 0, ("host",): 0, ("cold",): 6}
     assert told(meter, i.LOADS) == {("store", "request", "ok"): 3}

@@ -14,11 +14,12 @@ from deployments.ingress.ingress import _sources
 from deployments.registry.records import TenantRecord
 from deployments.telemetry import instruments as i
 from deployments.telemetry.ingress_metrics import read_router
+from deployments.telemetry.instrument import BASE
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.section import TelemetrySection
 from engine.errors import CoreLost, ReplicaLost, Unavailable
+from router.counters import RouterCounters
 from router.placement import Reason
-from router.request_router import RouterCounters
 from tests.support.ingress import HANG, InProcess, announce, bearer, last
 from tests.support.memory_control import publish
 from tests.support.request_metering_cost import measure
@@ -69,16 +70,16 @@ async def test_times_and_tokens_of_a_tenant_and_an_adapter(client, world, meter,
     world.model.script = timed(clock, 2.0, 0.02)
     both = await client.post(TEXT, json=body("org/tiny", n=2, prompt=["hi", "ho"]))
     assert both.status_code == 200
-    (adapter,) = {a for _, a, *_ in told(meter, i.REQUESTS)} - {i.BASE}
+    (adapter,) = {a for _, a, *_ in told(meter, i.REQUESTS)} - {BASE}
     assert adapter.startswith(BOT) and len(adapter) == len(BOT) + 12
     assert told(meter, i.REQUESTS) == {
         ("t1", adapter, "200", "ok"): 2,
-        ("t1", i.BASE, "200", "ok"): 1,
+        ("t1", BASE, "200", "ok"): 1,
     }
     assert told(meter, i.TENANT_FIRST_TOKEN) == {("t1",): (3, pytest.approx(2.6))}
     assert told(meter, i.ADAPTER_FIRST_TOKEN) == {
         (adapter,): (2, pytest.approx(0.6)),
-        (i.BASE,): (1, pytest.approx(2.0)),
+        (BASE,): (1, pytest.approx(2.0)),
     }
     assert told(meter, i.TOKEN_INTERVAL) == {(): (6, pytest.approx(6 * 0.02))}
     assert told(meter, i.REQUEST_DURATION) == {("200",): (3, pytest.approx(2.6 + 3 * 0.04))}
@@ -87,9 +88,9 @@ async def test_times_and_tokens_of_a_tenant_and_an_adapter(client, world, meter,
         ("t1", adapter, "prompt"): 4,
         ("t1", adapter, "cached"): 0,
         ("t1", adapter, "completion"): 6,
-        ("t1", i.BASE, "prompt"): 4,
-        ("t1", i.BASE, "cached"): 0,
-        ("t1", i.BASE, "completion"): 12,
+        ("t1", BASE, "prompt"): 4,
+        ("t1", BASE, "cached"): 0,
+        ("t1", BASE, "completion"): 12,
     }
     assert told(meter, i.REQUESTS_ACTIVE) == {(): 0}
 

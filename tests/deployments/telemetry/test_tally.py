@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
 from deployments.telemetry import instruments as i
+from deployments.telemetry.instrument import OTHER, Kind, Where
 from deployments.telemetry.metering import Metering, metering, process_resource
 from deployments.telemetry.ray_endpoint import histogram_parts
 from deployments.telemetry.section import TelemetrySection
@@ -44,7 +45,7 @@ def test_names_units_and_kinds_are_sound():
     assert len(set(names)) == len(names) > 40
     for instrument in i.ALL:
         assert instrument.name.startswith("loraplex.") and instrument.help.endswith(".")
-        assert (instrument.kind is i.Kind.HISTOGRAM) == bool(instrument.bounds)
+        assert (instrument.kind is Kind.HISTOGRAM) == bool(instrument.bounds)
         assert list(instrument.bounds) == sorted(set(instrument.bounds))
     assert i.REQUESTS.prometheus == "loraplex_requests_total"
     assert i.TENANT_FIRST_TOKEN.prometheus == "loraplex_tenant_first_token_seconds"
@@ -116,9 +117,9 @@ async def test_it_exports_again_and_again_and_ranks_by_the_clock():
     running = asyncio.create_task(meter.run())
     while len(kept.data) < 2:
         await asyncio.sleep(0.005)
-    assert meter.tenants.label("b") == i.OTHER
+    assert meter.tenants.label("b") == OTHER
     clock.sleep(60)
-    while meter.tenants.label("b") == i.OTHER:
+    while meter.tenants.label("b") == OTHER:
         await asyncio.sleep(0.005)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -130,18 +131,18 @@ def test_where_metrics_are_off_there_is_nothing():
     off = TelemetrySection(metrics=False)
     nowhere = TelemetrySection(ray=False)
     for section in (off, nowhere):
-        assert metering(section, i.Where.REPLICA, lambda: "r1") is None
+        assert metering(section, Where.REPLICA, lambda: "r1") is None
     otlp = TelemetrySection(ray=False, otlp_endpoint="http://127.0.0.1:9")
-    meter = metering(otlp, i.Where.REPLICA, lambda: "r1")
+    meter = metering(otlp, Where.REPLICA, lambda: "r1")
     assert meter is not None
     meter.close()
 
 
 def test_a_process_is_described_by_the_configuration_and_not_by_its_environment(monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=elsewhere")
-    plain = process_resource(i.Where.REPLICA, "r1", {}).attributes
+    plain = process_resource(Where.REPLICA, "r1", {}).attributes
     assert plain["service.name"] == "loraplex-replica" and plain["service.instance.id"] == "r1"
     assert plain["telemetry.sdk.language"] == "python"
     assert "deployment.environment.name" not in plain
-    said = process_resource(i.Where.REPLICA, "r1", {"service.name": "chat", "zone": "b"})
+    said = process_resource(Where.REPLICA, "r1", {"service.name": "chat", "zone": "b"})
     assert said.attributes["service.name"] == "chat" and said.attributes["zone"] == "b"

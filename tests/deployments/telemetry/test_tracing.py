@@ -12,7 +12,7 @@ import pytest
 
 from deployments.replica.replica import Replica
 from deployments.rest.answers import Event
-from deployments.telemetry.instruments import Where
+from deployments.telemetry.instrument import Where
 from deployments.telemetry.section import TelemetrySection
 from deployments.telemetry.tracing import tracing
 from tests.support.ingress import InProcess, ScriptedModel, World, error_of
