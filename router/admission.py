@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from engine.errors import InvalidRequest, TooManyRequests
 from engine.types import Tenant
@@ -53,12 +52,7 @@ class Ticket:
     def __enter__(self) -> Ticket:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 MAX_HEADER_BYTES = 32 << 20
@@ -76,12 +75,7 @@ class TensorFile:
     def __enter__(self) -> TensorFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def read(self, name: str) -> bytearray:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
-from types import TracebackType
 
 import torch
 import triton
@@ -67,12 +66,7 @@ class DeviceCounts:
         self._enable(RESOURCE, MODULE_LOADED)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize()
         self._check(self._cupti.cuptiUnsubscribe(self._subscriber))
         triton.knobs.runtime.jit_post_compile_hook = self._hook
