@@ -9,29 +9,13 @@ import pytest
 from engine.config import EngineConfig, ScheduleConfig
 from engine.engine import ITEM_BYTES, build_engine
 from engine.errors import InvalidRequest
-from engine.fake_runner import FIRST_TOKEN, FakeRunner, counter_token
+from engine.fake_runner import FakeRunner, counter_token
 from engine.types import FinishReason
 from tests.support.virtual import VirtualClock
-from tests.support.world import World, adapter, config
+from tests.support.world import World, adapter, assert_nothing_is_held, config, expected, schedule
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 STOP = 7
-
-
-def schedule(depth: int, **fields: int | bool) -> ScheduleConfig:
-    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
-
-
-def expected(prompt: int, num_tokens: int) -> list[int]:
-    return [FIRST_TOKEN + prompt + i for i in range(num_tokens)]
-
-
-def assert_nothing_is_held(world: World) -> None:
-    scheduler = world.engine.scheduler
-    assert scheduler.num_running == scheduler.num_waiting == 0
-    assert scheduler.arena.num_kv_pages == scheduler.prefix.num_pages == scheduler.prefix.num_idle
-    scheduler.cache.check_demand(waiting={}, leases={})
-    scheduler.check()
 
 
 @DEPTHS

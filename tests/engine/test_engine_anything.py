@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.adapters.cache import Tier
-from engine.config import AdapterConfig, ScheduleConfig
+from engine.config import AdapterConfig
 from engine.errors import AdapterUnavailable
-from engine.fake_runner import FIRST_TOKEN, counter_token
+from engine.fake_runner import counter_token
 from engine.messages import Prefetch
 from engine.plan import Span
 from engine.types import FinishReason, Tenant
-from tests.support.world import World, adapter, config
+from tests.support.world import World, adapter, assert_nothing_is_held, config, expected, schedule
 
 STOP = 7
-
-
-def schedule(depth: int, **fields: int | bool) -> ScheduleConfig:
-    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
-
-
-def expected(prompt: int, num_tokens: int) -> list[int]:
-    return [FIRST_TOKEN + prompt + i for i in range(num_tokens)]
-
-
-def assert_nothing_is_held(world: World) -> None:
-    scheduler = world.engine.scheduler
-    assert scheduler.num_running == scheduler.num_waiting == 0
-    assert scheduler.arena.num_kv_pages == scheduler.prefix.num_pages == scheduler.prefix.num_idle
-    scheduler.cache.check_demand(waiting={}, leases={})
-    scheduler.check()
 
 
 TENANTS = [Tenant("t"), Tenant("u", weight=2.0), Tenant("v", weight=0.5)]

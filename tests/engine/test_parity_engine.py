@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.real_engine import PAGE_TOKENS, RealEngine
+from tests.support.real_engine import RealEngine, with_moves
 from tests.support.tiny_models import ADAPTERS, make_model
 
 
@@ -64,25 +64,6 @@ def test_preempted_sequences_go_on_where_they_were(model, depth):
 @DEPTH
 @pytest.mark.parametrize("model", ["llama", "qwen3"], indirect=True)
 def test_adapters_come_and_go_and_the_arena_moves(model, depth):
-    """Room for some adapters at a time, holes that only moves can join, a few pages a step."""
-    page_bytes = PAGE_TOKENS * model.spec.kv_bytes_per_token(4)
-    r8 = -(-model.adapters["r8"].layout().num_elements * 4 // page_bytes)
-    engine = RealEngine(
-        model,
-        num_pages=3 * r8 + 64 // PAGE_TOKENS + 10,
-        depth=depth,
-        max_model_len=64,
-        max_move_bytes=4 * page_bytes,
-    )
-    for i in range(32):
-        engine.submit(
-            f"r{i}",
-            prompt(6 + i % 9, i),
-            (None, "r4", "r8", "r4")[i % 4],
-            max_tokens=6 + i % 11,
-            version=i * 7 % 5,
-        )
-    engine.run()
-    engine.check_answers()
+    engine = with_moves(model, [prompt(6 + i % 9, i) for i in range(32)], depth=depth)
     stats = engine.engine.scheduler.stats(0.0)
     assert stats.num_moves > 0 and stats.num_evictions > 0

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from engine.config import ScheduleConfig
-from engine.plan import StepPlan
 from engine.types import FinishReason, Tenant
-from tests.support.world import World, config
+from tests.support.world import World, config, last, schedule, tokens_of
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
-
-
-def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
-    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
-
-
-def tokens_of(plan: StepPlan) -> dict[str, int]:
-    """Tokens of each request in a plan."""
-    return {span.sequence.id: span.num_tokens for span in plan.spans}
-
-
-def last(world: World) -> dict[str, int]:
-    return tokens_of(world.device.plans[-1])
 
 
 @DEPTHS

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config import AccountConfig, ScheduleConfig
-from engine.plan import StepPlan
-from tests.support.world import World, adapter, config
+from tests.support.world import World, adapter, config, last, tokens_of
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -17,15 +16,6 @@ def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
     """Steps take all that they may: how prompts are spread is another matter (test_pacing)."""
     unspread = ScheduleConfig(max_seqs=4, max_step_tokens=16, prefill_steps=1, depth=depth)
     return replace(unspread, **fields)
-
-
-def tokens_of(plan: StepPlan) -> dict[str, int]:
-    """Tokens of each request in a plan."""
-    return {span.sequence.id: span.num_tokens for span in plan.spans}
-
-
-def last(world: World) -> dict[str, int]:
-    return tokens_of(world.device.plans[-1])
 
 
 @DEPTHS

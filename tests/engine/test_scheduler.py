@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,24 +19,11 @@ from engine.config import (
 )
 from engine.engine import Engine, build_engine
 from engine.fake_runner import FIRST_TOKEN, FakeRunner, counter_token
-from engine.plan import StepPlan, StepResult
+from engine.plan import StepResult
 from engine.types import Request, Tenant
-from tests.support.world import World, adapter, config
+from tests.support.world import World, adapter, config, last, schedule
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
-
-
-def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
-    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
-
-
-def tokens_of(plan: StepPlan) -> dict[str, int]:
-    """Tokens of each request in a plan."""
-    return {span.sequence.id: span.num_tokens for span in plan.spans}
-
-
-def last(world: World) -> dict[str, int]:
-    return tokens_of(world.device.plans[-1])
 
 
 def test_tokens_of_before_a_preemption_are_dropped_though_the_row_is_the_same() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -124,3 +124,30 @@ class RealEngine:
         room = self.host[load.host_offset : load.host_offset + load.num_bytes]
         pack(adapter, layout, torch.float32, room)
         return LoadDone(load.load_id, load.ref.key, layout, None, 0.0, False)
+
+
+def with_moves(
+    model: TinyModel,
+    prompts: Sequence[list[int]],
+    *,
+    depth: int,
+    make: Callable[[EngineConfig, memoryview], RecordingRunner] | None = None,
+) -> RealEngine:
+    """One that has answered these prompts, each right, while adapters came and went: there is room
+    for some at a time, with holes that only moves can join, a few pages a step."""
+    page_bytes = PAGE_TOKENS * model.spec.kv_bytes_per_token(4)
+    largest = -(-model.adapters["r8"].layout().num_elements * 4 // page_bytes)
+    engine = RealEngine(
+        model,
+        num_pages=3 * largest + 64 // PAGE_TOKENS + 10,
+        depth=depth,
+        max_model_len=64,
+        max_move_bytes=4 * page_bytes,
+        make=make,
+    )
+    for i, prompt in enumerate(prompts):
+        name = (None, "r4", "r8", "r4")[i % 4]
+        engine.submit(f"r{i}", prompt, name, max_tokens=6 + i % 11, version=i * 7 % 5)
+    engine.run(max_steps=100_000)
+    engine.check_answers()
+    return engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.adapters.layout import AdapterLayout
 from engine.adapters.residency import ResidencyTable
@@ -18,7 +18,9 @@ from engine.config import (
 )
 from engine.engine import Engine, build_engine
 from engine.errors import ErrorInfo
+from engine.fake_runner import FIRST_TOKEN
 from engine.messages import CoreStats, Discard, Load, LoadDone, Measures, Output
+from engine.plan import StepPlan
 from engine.timeline import Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant
 from tests.support.device_model import DeviceModel
@@ -47,6 +49,11 @@ def adapter(name: str, num_pages: int = 2, tenant: str = "t") -> AdapterRef:
     return AdapterRef(
         tenant, name, f"digest-{name}", BASE, (8,), num_elements, num_elements * 4, f"uri/{name}"
     )
+
+
+def schedule(depth: int = 0, **fields: float) -> ScheduleConfig:
+    """Of few rows and small steps, so that both run short."""
+    return replace(ScheduleConfig(max_seqs=4, max_step_tokens=16, depth=depth), **fields)
 
 
 def config(
@@ -190,3 +197,26 @@ class World:
             answer.num_cached.append(part.num_cached)
             answer.times.append(self.clock())
             answer.waits = part.waits
+
+
+def tokens_of(plan: StepPlan) -> dict[str, int]:
+    """Tokens of each request in a plan."""
+    return {span.sequence.id: span.num_tokens for span in plan.spans}
+
+
+def last(world: World) -> dict[str, int]:
+    """Tokens of each request in the last plan."""
+    return tokens_of(world.device.plans[-1])
+
+
+def expected(prompt: int, num_tokens: int) -> list[int]:
+    """The first tokens that the device draws for a prompt of that length."""
+    return [FIRST_TOKEN + prompt + i for i in range(num_tokens)]
+
+
+def assert_nothing_is_held(world: World) -> None:
+    scheduler = world.engine.scheduler
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    assert scheduler.arena.num_kv_pages == scheduler.prefix.num_pages == scheduler.prefix.num_idle
+    scheduler.cache.check_demand(waiting={}, leases={})
+    scheduler.check()

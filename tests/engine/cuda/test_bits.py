@@ -12,7 +12,7 @@ from engine.buckets import MIXED_BLOCK_ROWS
 from engine.device_arena import DTYPES
 from engine.plan import NO_ADAPTER, Move, TableEntry
 from tests.support.cuda_runners import begin, bits, driver_of, prompts
-from tests.support.real_engine import PAGE_TOKENS, RealEngine
+from tests.support.real_engine import with_moves
 from tests.support.tiny_models import ADAPTERS, make_model
 
 pytestmark = [
@@ -66,22 +66,8 @@ def test_a_replay_gives_the_bits_of_the_same_pass_enqueued_afresh(models, runner
 def test_a_whole_engine_replays_the_bits_of_eager_passes(models, runners, depth):
     """While adapters come, go, take each other's places and move."""
     model = models("qwen3")
-    page_bytes = PAGE_TOKENS * model.spec.kv_bytes_per_token(4)
-    r8 = -(-model.adapters["r8"].layout().num_elements * 4 // page_bytes)
-    engine = RealEngine(
-        model,
-        num_pages=3 * r8 + 64 // PAGE_TOKENS + 10,
-        depth=depth,
-        max_model_len=64,
-        max_move_bytes=4 * page_bytes,
-        make=runners.twofold,
-    )
-    for i, (prompt, name) in enumerate(
-        zip(prompts([6 + i % 9 for i in range(32)]), (None, "r4", "r8", "r4") * 8, strict=True)
-    ):
-        engine.submit(f"r{i}", prompt, name, max_tokens=6 + i % 11, version=i * 7 % 5)
-    engine.run(max_steps=100_000)
-    engine.check_answers()
+    lengths = [6 + i % 9 for i in range(32)]
+    engine = with_moves(model, prompts(lengths), depth=depth, make=runners.twofold)
     stats = engine.engine.scheduler.stats(0.0)
     assert stats.num_moves > 0 and stats.num_evictions > 0
     assert engine.runner.twofold.num_passes > 40

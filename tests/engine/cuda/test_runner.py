@@ -10,7 +10,7 @@ import torch
 from engine.plan import StepPlan
 from engine.types import SamplingParams
 from tests.support.cuda_runners import begin, check, driver_of, prompts
-from tests.support.real_engine import PAGE_TOKENS, RealEngine
+from tests.support.real_engine import with_moves
 from tests.support.recording import RecordingRunner
 from tests.support.tiny_models import ADAPTERS, make_model
 
@@ -114,20 +114,6 @@ def test_tokens_go_from_plan_to_plan_on_the_device(model, runners):
 @QWEN3
 @pytest.mark.parametrize("depth", [0, 1])
 def test_adapters_come_and_go_and_the_arena_moves(model, runners, depth):
-    page_bytes = PAGE_TOKENS * model.spec.kv_bytes_per_token(4)
-    r8 = -(-model.adapters["r8"].layout().num_elements * 4 // page_bytes)
-    engine = RealEngine(
-        model,
-        num_pages=3 * r8 + 64 // PAGE_TOKENS + 10,
-        depth=depth,
-        max_model_len=64,
-        max_move_bytes=4 * page_bytes,
-        make=runners.captured,
-    )
-    for i, (prompt, name) in enumerate(
-        zip(prompts([6 + i % 9 for i in range(24)]), (None, "r4", "r8", "r4") * 6, strict=True)
-    ):
-        engine.submit(f"r{i}", prompt, name, max_tokens=6 + i % 11, version=i * 7 % 5)
-    engine.run(max_steps=100_000)
-    engine.check_answers()
+    lengths = [6 + i % 9 for i in range(24)]
+    engine = with_moves(model, prompts(lengths), depth=depth, make=runners.captured)
     assert engine.engine.scheduler.stats(0.0).num_moves > 0
