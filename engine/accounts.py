@@ -19,7 +19,7 @@ from math import isclose
 from engine.account import Account, Charge
 from engine.config import AccountConfig
 from engine.frontier import Frontier
-from engine.orders import Key, Turns
+from engine.orders import Aged, Turns
 from engine.prices import Prices
 from engine.standings import Standings
 from engine.types import Tenant
@@ -181,19 +181,17 @@ class Accounts:
     def turns(
         self,
         *groups: Collection[str],
-        age: Key,
+        aged: Aged,
         is_candidate: Callable[[str], bool] | None = None,
         max_looks: int | None = None,
         slack: float | None = None,
     ) -> Turns:
-        """A round of serving the tenants of these groups; one without work is passed over. age: of
-        a tenant's next request, for `fcfs`: the less, the older. is_candidate, max_looks, slack
-        (None: the configuration's): see `Turns`."""
+        """A round of serving the tenants of these groups; one without work is passed over. aged:
+        what they wait for, whose order `fcfs` is. is_candidate, max_looks, slack (None: the
+        configuration's): see `Turns`."""
         may = is_candidate or (lambda tenant: any(tenant in group for group in groups))
         if self.config.order == "fcfs":
-            return Turns(
-                sorted((age(t), t) for t in set().union(*groups)), age, may, 0.0, max_looks
-            )
+            return Turns(aged.by_age(), aged.age, may, 0.0, max_looks, are_bounds=True)
         if slack is None:
             slack = self.config.locality_slack_tokens
         return Turns(self._standings.among(groups), self._value, may, slack, max_looks)

@@ -163,7 +163,7 @@ def build_engine(
         )
     arena = Arena(runner.num_pages, reserve, runner.page_bytes, memory.max_move_bytes)
     cost = step_cost(runner.passes)
-    accounts = Accounts(config.accounts, prices_of(config.accounts, cost, runner.num_pages))
+    accounts = Accounts(config.accounts, prices_of(config.accounts, runner.num_pages))
     idle: GreedyDualSize[Hashable] = GreedyDualSize()
     prefix = PrefixTree(memory.page_tokens, idle, lambda: cost.token_s * memory.page_tokens)
     cache = AdapterCache(

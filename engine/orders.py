@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable
+from typing import Protocol
 
 Key = Callable[[str], float]
+Entries = list[tuple[float, str]]
+"""(key, tenant), ascending."""
 
 NEAR_EQUALS = 8
 MAX_LOOKS = 64
@@ -17,7 +21,8 @@ class Turns:
     `next` hands out a tenant and drops it; `again` brings it back at its present key. A tenant
     whose next request can't go isn't brought back and holds up nobody.
 
-    entries   (key, tenant), ascending, of all that may be candidates
+    entries   of all that may be candidates, one each; used up. are_bounds: their keys may have
+              grown since, and are put right when their turn has come
     is_candidate  asked when a tenant's turn has come; `max_looks` of those that aren't end the
               round, so that finding nobody costs little (None: ask all)
     slack     keys no further apart count as equal
@@ -25,16 +30,18 @@ class Turns:
 
     def __init__(
         self,
-        entries: list[tuple[float, str]],
+        entries: Entries,
         key: Key,
         is_candidate: Callable[[str], bool],
         slack: float,
         max_looks: int | None = None,
+        are_bounds: bool = False,
     ) -> None:
         self._heap = entries
         self._key = key
         self._is_candidate = is_candidate
         self._slack = slack
+        self._are_bounds = are_bounds
         self._looks_left = len(entries) if max_looks is None else max_looks
 
     def next(self, score: Key | None = None) -> str | None:
@@ -64,12 +71,57 @@ class Turns:
     def _pop(self) -> tuple[float, str] | None:
         while self._heap:
             entry = heapq.heappop(self._heap)
-            if self._is_candidate(entry[1]):
-                return entry
+            tenant = entry[1]
+            if self._is_candidate(tenant):
+                if not self._are_bounds or (key := self._key(tenant)) <= entry[0]:
+                    return entry
+                heapq.heappush(self._heap, (key, tenant))
+                continue
             self._looks_left -= 1
             if self._looks_left < 0:
                 self._heap = []
         return None
+
+
+class Aged(Protocol):
+    """What tenants wait for, by age."""
+
+    def age(self, tenant: str) -> float:
+        """The order of its next request: the less, the older; inf where it has none."""
+
+    def by_age(self) -> Entries:
+        """Of all tenants that have one, or of some that had; the caller's own. No tenant's entry is
+        above its `age`."""
+
+
+class Ages:
+    """Tenants by a number each, in order at all times: asking for them in order costs no look at
+    each of them."""
+
+    def __init__(self) -> None:
+        self._entries: Entries = []
+        self._of: dict[str, float] = {}
+
+    def put(self, tenant: str, order: float | None) -> None:
+        """Its number from now on; None: it has none."""
+        before = self._of.get(tenant)
+        if order == before:
+            return
+        if before is not None:
+            del self._entries[bisect_left(self._entries, (before, tenant))]
+        if order is None:
+            del self._of[tenant]
+        else:
+            self._of[tenant] = order
+            insort(self._entries, (order, tenant))
+
+    def ascending(self) -> Entries:
+        """A copy."""
+        return self._entries.copy()
+
+    def check(self, orders: dict[str, float]) -> None:
+        assert self._of == orders
+        assert self._entries == sorted((order, tenant) for tenant, order in orders.items())
 
 
 def locality_score(w_local: float, wait_s: float, num_tokens: int, in_batch: bool) -> float:

@@ -50,6 +50,8 @@ class Preemption:
         Not a sequence that got its row in plan `plan_id`, the one being made. newcomer: the tenant
         that gets it; None: is there anybody to take from at all?
         """
+        if not self._accounts.is_fair:
+            return None
         furthest, most = None, 0.0
         for tenant, mine in self._running.several():
             share = self._row_share(tenant)

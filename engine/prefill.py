@@ -5,9 +5,6 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf
-
 from engine.accounts import Accounts
 from engine.holdings import Holdings
 from engine.orders import MAX_LOOKS, Turns, locality_score
@@ -18,6 +15,7 @@ from engine.requests import Requests
 from engine.running import RunningSet
 from engine.sequence import Sequence
 from engine.step import Step
+from engine.upcoming import Upcoming
 
 
 class Prefill:
@@ -56,13 +54,14 @@ class Prefill:
         """Grants up to `num_tokens` of this step to half-read prompts and to newcomers."""
         step.is_full = step.is_full or not self._running.num_free_rows
         step.is_closed = step.is_full and self._preemption.for_row(step.plan_id) is None
-        turns = self._turns(step)
+        upcoming = Upcoming(step, self._queue)
+        turns = self._turns(step, upcoming)
         in_batch: set[str | None] = set()
 
         def score(tenant: str) -> float:
             if not in_batch:
                 in_batch.update(s.adapter_key for s in self._running)
-            return self._score(tenant, step, in_batch)
+            return self._score(upcoming.of(tenant), step, in_batch)
 
         while num_tokens > 0:
             was_closed = step.is_closed
@@ -77,16 +76,16 @@ class Prefill:
                 self._accounts.turn(tenant, step.now)
                 turns.again(tenant)
             elif step.is_closed and not was_closed:
-                turns = self._turns(step)
+                turns = self._turns(step, upcoming)
 
-    def _turns(self, step: Step) -> Turns:
+    def _turns(self, step: Step, upcoming: Upcoming) -> Turns:
         """Those who could be granted anything, the least account first."""
         half_read = {tenant for tenant, mine in step.half_read.items() if mine}
         ready = self._queue.ready_tenants().keys()
         if step.is_closed:
-            return self._accounts.turns(half_read, age=self._age(step))
+            return self._accounts.turns(half_read, aged=upcoming)
         if not step.is_full:
-            return self._accounts.turns(half_read, ready, age=self._age(step))
+            return self._accounts.turns(half_read, ready, aged=upcoming)
 
         def may_take_a_row(tenant: str) -> bool:
             is_ready = tenant in ready and self._preemption.is_below_row_share(tenant)
@@ -95,34 +94,20 @@ class Prefill:
         return self._accounts.turns(
             half_read,
             ready,
-            age=self._age(step),
+            aged=upcoming,
             is_candidate=may_take_a_row,
             max_looks=MAX_LOOKS,
         )
 
-    def _age(self, step: Step) -> Callable[[str], float]:
-        """Of the tenant's next request: what `fcfs` goes by."""
-
-        def age(tenant: str) -> float:
-            sequence = self._upcoming(tenant, step)
-            return inf if sequence is None else sequence.order
-
-        return age
-
-    def _upcoming(self, tenant: str, step: Step) -> Sequence | None:
-        mine = step.half_read.get(tenant)
-        return mine[0] if mine else self._queue.head(tenant)
-
-    def _score(self, tenant: str, step: Step, in_batch: set[str | None]) -> float:
+    def _score(self, sequence: Sequence | None, step: Step, in_batch: set[str | None]) -> float:
         """For choosing between near-equals: see `orders.locality_score`. A turn is waited for
         since the last one: how long a request has stood behind its own tenant's others would
         favour whoever asks for most."""
-        sequence = self._upcoming(tenant, step)
         if sequence is None:
             return 0.0
         return locality_score(
             self._accounts.config.w_local,
-            step.now - max(sequence.arrival_s, self._accounts.account(tenant).turn_s),
+            step.now - max(sequence.arrival_s, self._accounts.account(sequence.tenant).turn_s),
             len(sequence.tokens),
             sequence.adapter_key in in_batch,
         )
@@ -164,7 +149,7 @@ class Prefill:
             return True
         self._holdings.let_go(nodes)
         step.is_full = True
-        if is_below:
+        if is_below or not self._accounts.is_fair:
             step.is_closed = True
         else:
             step.num_reserved = max(step.num_reserved, num_pages)

@@ -12,12 +12,11 @@ its kind has cost of late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.config import AccountConfig
-from engine.plan import StepPlan
-from engine.stepcost import StepCost
+from engine.plan import Span, StepPlan
+from engine.stepcost import Shares
 
 FADE = 0.999
 
@@ -29,80 +28,101 @@ class Price(NamedTuple):
     output: float
 
 
+class StepPrice(NamedTuple):
+    """Weighted tokens that a row of one step pays: for itself, for each of its tokens beyond the
+    first, and for each page that it holds."""
+
+    row: float
+    token: float
+    page: float
+
+    def of(self, span: Span) -> float:
+        return self.row + self.token * (span.num_tokens - 1) + self.page * len(span.pages)
+
+
 class Prices(Protocol):
+    @property
+    def is_measured(self) -> bool:
+        """Whether what a token has cost is known only afterwards."""
+
     def expected(self) -> Price:
         """For what is to come."""
 
-    def amounts(self, plan: StepPlan, seconds: float) -> list[float] | None:
-        """What each span of a plan that took so long has cost; None: its tokens at `expected`."""
+    def step(self, plan: StepPlan, seconds: float, shares: Shares) -> StepPrice:
+        """Of a plan that took so long, divided like this; nothing where it isn't measured."""
 
 
 class TokenPrices:
+    is_measured = False
+
     def __init__(self, price: Price) -> None:
         self._price = price
 
     def expected(self) -> Price:
         return self._price
 
-    def amounts(self, plan: StepPlan, seconds: float) -> list[float] | None:
-        return None
-
-
-Shares = Callable[[StepPlan, float], list[float]]
-"""Seconds of each span of a plan that took so many."""
+    def step(self, plan: StepPlan, seconds: float, shares: Shares) -> StepPrice:
+        return StepPrice(0.0, 0.0, 0.0)
 
 
 class MeasuredPrices:
-    """`expected` is the mean over recent steps, and nothing before there were any. w_s: weighted
-    tokens for a second, which `shares` divides."""
+    """`expected` is the mean over recent steps, and nothing before there were any."""
 
-    def __init__(self, w_s: float, shares: Shares) -> None:
-        self._w_s = w_s
-        self._shares = shares
+    is_measured = True
+
+    def __init__(self) -> None:
         self._prompt = _Mean()
         self._output = _Mean()
 
     def expected(self) -> Price:
         return Price(self._prompt.value, self._output.value)
 
-    def amounts(self, plan: StepPlan, seconds: float) -> list[float] | None:
-        amounts = [self._w_s * share for share in self._shares(plan, seconds)]
-        for span, amount in zip(plan.spans, amounts, strict=True):
-            is_prompt = span.start < len(span.sequence.request.prompt)
-            (self._prompt if is_prompt else self._output).add(amount, span.num_tokens)
-        return amounts
+    def learn(self, plan: StepPlan, price: StepPrice, total: float) -> StepPrice:
+        """The price, once `expected` knows of it. total: what all rows of the plan have paid."""
+        size, spans = plan.size, plan.spans
+        prompts = [span for span in spans if span[2] < span[0].num_prompt]  # start, sequence
+        num_read = sum(span.num_tokens for span in prompts)
+        paid = sum(map(price.of, prompts))
+        self._prompt.add(paid, num_read, len(prompts))
+        self._output.add(total - paid, size.num_tokens - num_read, len(spans) - len(prompts))
+        return price
 
 
-def device_shares(cost: StepCost) -> Shares:
-    def shares(plan: StepPlan, seconds: float) -> list[float]:
-        token_s = cost.token_s
-        own = [token_s * (span.num_tokens - 1) for span in plan.spans]
-        total = sum(own)
-        if total > seconds:
-            return [seconds * part / total for part in own]
-        rest = (seconds - total) / max(1, len(own))
-        return [part + rest for part in own]
+class DevicePrices(MeasuredPrices):
+    """w_s: weighted tokens for a second of the device."""
 
-    return shares
+    def __init__(self, w_s: float) -> None:
+        super().__init__()
+        self._w_s = w_s
 
-
-def page_shares(num_pages: int) -> Shares:
-    """num_pages: of the arena, all that there are."""
-
-    def shares(plan: StepPlan, seconds: float) -> list[float]:
-        return [seconds * len(span.pages) / num_pages for span in plan.spans]
-
-    return shares
+    def step(self, plan: StepPlan, seconds: float, shares: Shares) -> StepPrice:
+        price = StepPrice(self._w_s * shares.row_s, self._w_s * shares.token_s, 0.0)
+        return self.learn(plan, price, self._w_s * seconds if plan.spans else 0.0)
 
 
-def prices_of(config: AccountConfig, cost: StepCost, num_pages: int) -> Prices:
+class PagePrices(MeasuredPrices):
+    """w_s: weighted tokens for a second of all pages; num_pages: of the arena, all that there
+    are."""
+
+    def __init__(self, w_s: float, num_pages: int) -> None:
+        super().__init__()
+        self._w_s = w_s
+        self._num_pages = num_pages
+
+    def step(self, plan: StepPlan, seconds: float, shares: Shares) -> StepPrice:
+        page = self._w_s * seconds / self._num_pages
+        num_held = sum([len(span.pages) for span in plan.spans])
+        return self.learn(plan, StepPrice(0.0, 0.0, page), page * num_held)
+
+
+def prices_of(config: AccountConfig, num_pages: int) -> Prices:
     match config.price:
         case "tokens":
             return TokenPrices(Price(config.w_p, config.w_q))
         case "device_seconds":
-            return MeasuredPrices(config.w_s, device_shares(cost))
+            return DevicePrices(config.w_s)
         case "page_seconds":
-            return MeasuredPrices(config.w_s, page_shares(num_pages))
+            return PagePrices(config.w_s, num_pages)
 
 
 class _Mean:
@@ -111,7 +131,11 @@ class _Mean:
     def __init__(self) -> None:
         self.value = self._amount = self._tokens = 0.0
 
-    def add(self, amount: float, num_tokens: int) -> None:
-        self._amount = FADE * self._amount + amount
-        self._tokens = FADE * self._tokens + num_tokens
+    def add(self, amount: float, num_tokens: int, num_spans: int) -> None:
+        """What so many spans have cost together; each makes the older fade."""
+        if not num_tokens:
+            return
+        fade = FADE**num_spans
+        self._amount = fade * self._amount + amount
+        self._tokens = fade * self._tokens + num_tokens
         self.value = self._amount / self._tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from engine.orders import Ages, Entries
 from engine.sequence import Sequence
 
 Key = str | None
@@ -21,6 +22,7 @@ class WaitingQueue:
         self._open: set[Key] = {None}
         self._tenants_of: dict[Key, set[str]] = {}
         self._ready: dict[str, set[Key]] = {}
+        self._ages = Ages()
         self._num_waiting = 0
         self._arrivals_s = 0.0  # summed over those that wait
         self._num_of: dict[Key, int] = {}
@@ -32,8 +34,11 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """At the end of its FIFO."""
-        self._fifo(sequence)[sequence.id] = sequence
+        fifo = self._fifo(sequence)
+        fifo[sequence.id] = sequence
         self._count(sequence, 1)
+        if len(fifo) == 1:
+            self._reorder(sequence.tenant)
 
     def push_front(self, sequence: Sequence) -> None:
         """At the head: a preempted sequence keeps its turn. Of several, the older goes first."""
@@ -41,6 +46,7 @@ class WaitingQueue:
         fifo[sequence.id] = sequence
         fifo.move_to_end(sequence.id, last=False)
         self._count(sequence, 1)
+        self._reorder(sequence.tenant)
 
     def remove(self, sequence: Sequence) -> None:
         """Raises KeyError where it does not wait."""
@@ -50,6 +56,7 @@ class WaitingQueue:
         self._count(sequence, -1)
         if not fifo:
             self._forget(tenant, key)
+        self._reorder(tenant)
 
     def set_open(self, key: str, is_open: bool) -> None:
         """Whether requests for this adapter can be admitted."""
@@ -64,6 +71,7 @@ class WaitingQueue:
             self._ready_tokens -= num_tokens
         for tenant in self._tenants_of.get(key, ()):
             self._mark(tenant, key)
+            self._reorder(tenant)
 
     def ready_tenants(self) -> dict[str, set[Key]]:
         """Tenants with a request that could be admitted, and the adapters of such (read only)."""
@@ -76,6 +84,10 @@ class WaitingQueue:
             return None
         fifos = self._fifos[tenant]
         return min((next(iter(fifos[key].values())) for key in keys), key=_age)
+
+    def by_age(self) -> Entries:
+        """The tenants with a `head`, by its order; the caller's own."""
+        return self._ages.ascending()
 
     @property
     def ready_tokens(self) -> int:
@@ -117,6 +129,7 @@ class WaitingQueue:
         assert tokens == self._tokens_of
         assert self._ready_tokens == sum(tokens.get(key, 0) for key in self._open)
         assert sum(count.values()) == self._num_waiting
+        self._ages.check({t: h.order for t in self._ready if (h := self.head(t)) is not None})
         assert all(self._ready.values())
         assert set(self._ready) <= set(self._fifos)
         assert {k for k, t in self._tenants_of.items() if t} == set(count)
@@ -138,6 +151,11 @@ class WaitingQueue:
             self._ready[tenant].discard(key)
             if not self._ready[tenant]:
                 del self._ready[tenant]
+
+    def _reorder(self, tenant: str) -> None:
+        """Its head may be another."""
+        head = self.head(tenant)
+        self._ages.put(tenant, None if head is None else head.order)
 
     def _forget(self, tenant: str, key: Key) -> None:
         fifos = self._fifos[tenant]

@@ -142,12 +142,13 @@ class Requests:
         if len(sequence.tokens) - sequence.num_prompt > sequence.num_settled:
             self.produced(sequence, 0)
 
-    def produced(self, sequence: Sequence, num_dropped: int, amount: float | None = None) -> None:
-        """It has output tokens that weren't told of yet, and some more were drawn and dropped.
-        amount: what they have cost, where that was measured."""
+    def produced(self, sequence: Sequence, num_dropped: int) -> None:
+        """It has output tokens that weren't told of yet, and some more were drawn and dropped."""
         num_output = len(sequence.tokens) - sequence.num_prompt
         num_new = num_output - sequence.num_settled
         sequence.num_settled = num_output
+        amount = sequence.owed if self._accounts.prices.is_measured else None
+        sequence.owed = 0.0
         self._accounts.produced(sequence.request.id, num_new + num_dropped, amount)
         self._counters.output(sequence.usage, num_new)
 

@@ -37,6 +37,7 @@ class Sequence:
     journey        its adapter's, once the load of that has failed
     usage          its tenant's
     num_settled    output tokens that its tenant's account and usage know of
+    owed           what the others have cost, in weighted tokens, where that is measured
     num_prompt     tokens of its prompt
     max_length     prompt and all output tokens that it may have
     positions      physical positions of `pages`, as long as `positions_epoch` is the present one
@@ -65,6 +66,7 @@ class Sequence:
     reported: bool = False
     usage: Usage = field(default_factory=Usage)
     num_settled: int = 0
+    owed: float = 0.0
     finished: bool = False
     waits: tuple[Wait, ...] = ()
     journey: Journey | None = None

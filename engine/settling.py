@@ -6,11 +6,11 @@ from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.holdings import Holdings
 from engine.messages import SequenceOutput, new_output
-from engine.plan import Span, StepPlan, StepResult
+from engine.plan import Span, StepResult
 from engine.quarantine import Quarantine
 from engine.requests import Requests
 from engine.sequence import Sequence
-from engine.stepcost import StepCost
+from engine.stepcost import StepCost, divided
 from engine.types import FinishReason
 
 _NOTHING_ELSE = SequenceOutput("", ())[2:]
@@ -40,11 +40,14 @@ class Settling:
         """Rows that have ended since, or were preempted, drop their tokens."""
         plan = result.plan
         plan_id, failed = plan.id, any(result.failed)
-        amounts = self._accounts.prices.amounts(plan, result.seconds)
-        row_s, token_s = self._shares(plan, result.seconds)
+        seconds, size, prices = result.seconds, plan.size, self._accounts.prices
+        shares = divided(seconds, len(plan.spans), size.num_tokens, self._cost.token_s)
+        row_s, token_s = shares
+        price = prices.step(plan, seconds, shares)
+        row_price, _, page_price = price
         outputs: list[SequenceOutput] = []
         for i, (span, tokens) in enumerate(zip(plan.spans, result.tokens, strict=True)):
-            sequence, row, start, num_tokens, _, _, _, _ = span
+            sequence, row, start, num_tokens, _, _, _, pages = span
             sequence.usage.device_s += row_s + token_s * (num_tokens - 1)
             if sequence.row != row or plan_id < sequence.first_plan:
                 self._requests.billed(sequence)
@@ -53,31 +56,25 @@ class Settling:
             if start < sequence.quiet_to and not failed and tokens[0] not in sequence.stops:
                 sequence.tokens.append(tokens[0])
                 sequence.num_pending -= 1
+                sequence.owed += row_price + page_price * len(pages)
                 outputs.append(new_output((sequence.request.id, tokens, *_NOTHING_ELSE)))
                 continue
             if failed and result.failed[i]:
                 outputs += self._fail(sequence, now)
                 continue
-            amount = None if amounts is None else amounts[i]
             if start < sequence.num_prompt:
                 num_read = min(num_tokens, sequence.num_prompt - start)
+                amount = price.of(span) if prices.is_measured else None
                 self._accounts.computed(sequence.id, num_read, amount)
+            elif span.samples:
+                # What reading the prompt has cost is settled with it; reading on after a preemption
+                # isn't charged, but for the token that comes of it.
+                sequence.owed += price.of(span) / num_tokens
             if span.samples:
-                outputs.append(self._accept(span, tokens, amount, now))
+                outputs.append(self._accept(span, tokens, now))
         return outputs
 
-    def _shares(self, plan: StepPlan, seconds: float) -> tuple[float, float]:
-        """Seconds for each row, and for each of its tokens beyond the first."""
-        num_rows = len(plan.spans)
-        if not num_rows:
-            return 0.0, 0.0
-        num_more = plan.size.num_tokens - num_rows
-        token_s = min(self._cost.token_s, seconds / num_more) if num_more else 0.0
-        return (seconds - num_more * token_s) / num_rows, token_s
-
-    def _accept(
-        self, span: Span, tokens: tuple[int, ...], amount: float | None, now: float
-    ) -> SequenceOutput:
+    def _accept(self, span: Span, tokens: tuple[int, ...], now: float) -> SequenceOutput:
         """Appends what a row has drawn, up to where the sequence ends."""
         sequence, stops = span.sequence, span.sequence.stops
         num_left = sequence.max_length - len(sequence.tokens)
@@ -89,18 +86,14 @@ class Settling:
                 break
         sequence.num_pending -= 1
         sequence.tokens += accepted
-        if amount is not None:
-            # What reading the prompt has cost is settled with it; reading on after a preemption
-            # isn't charged, but for the token that comes of it.
-            amount = 0.0 if span.start < sequence.num_prompt else amount / span.num_tokens
-        self._requests.produced(sequence, len(tokens) - len(accepted), amount)
+        self._requests.produced(sequence, len(tokens) - len(accepted))
         num_known = span.start + span.num_tokens
         if num_known // self._page_tokens > len(sequence.nodes):
             self._holdings.keep(sequence, num_known)
         if finish is not None:
             return self._requests.finish(sequence, finish, now, tokens=accepted)
         sequence.quiet_to = 0
-        if amount is None and num_known >= sequence.num_prompt:
+        if num_known >= sequence.num_prompt:
             page_end = (num_known // self._page_tokens + 1) * self._page_tokens
             sequence.quiet_to = min(page_end - 1, sequence.max_length - 2)
         return SequenceOutput(sequence.id, accepted, num_cached=sequence.report_cached())

@@ -6,7 +6,7 @@ passes of few sizes brings their costs along (`TableCost`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.pass_costs import PassCosts, StepSize
 
@@ -34,6 +34,23 @@ class StepCost(Protocol):
     @property
     def token_s(self) -> float:
         """What a token more costs in a large step, in seconds."""
+
+
+class Shares(NamedTuple):
+    """A step's time, divided between its rows: seconds for each row, and for each of its tokens
+    beyond the first."""
+
+    row_s: float
+    token_s: float
+
+
+def divided(seconds: float, num_rows: int, num_tokens: int, token_s: float) -> Shares:
+    """token_s: what a token more costs (`StepCost`); all rows share the rest alike."""
+    if not num_rows:
+        return Shares(0.0, 0.0)
+    num_more = num_tokens - num_rows
+    token_s = min(token_s, seconds / num_more) if num_more else 0.0
+    return Shares((seconds - num_more * token_s) / num_rows, token_s)
 
 
 class LineCost:

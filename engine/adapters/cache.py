@@ -72,7 +72,9 @@ class AdapterCache:
             self._on_host,
             config.max_loads,
             config.max_fetches,
-            lambda among, age, may: accounts.turns(among, age=age, is_candidate=may, slack=0.0),
+            lambda queue, may: accounts.turns(
+                queue.tenants, aged=queue, is_candidate=may, slack=0.0
+            ),
             self._account,
             life.on_dropped,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.adapters.blocks import Blocks
@@ -18,14 +18,14 @@ from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
 from engine.adapters.wanted import Queue, Wanted
 from engine.messages import Load
-from engine.orders import Key, Turns
+from engine.orders import Turns
 from engine.timeline import Journey
 
 MAX_NEAR = 100_000
 LOOK_AGAIN_S = 0.25
 """Where there is no room: after so long the accounts may have made it a smaller version's turn."""
-TurnsOf = Callable[[Collection[str], Key, Callable[[str], bool]], Turns]
-"""A round of serving tenants with requests, by the age of what they want; see `Accounts.turns`."""
+TurnsOf = Callable[[Queue, Callable[[str], bool]], Turns]
+"""A round of serving a queue's tenants, which have requests; see `Accounts.turns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,13 @@ class Loading:
         return self.pool.num_free + self._blocks.num_droppable_bytes
 
     def _round(self, queue: Queue, asked: bool) -> Turns:
-        tenants = list(queue.tenants)
-
         def may(tenant: str) -> bool:
             return tenant in queue.tenants
 
         if asked:
-            return self._turns(tenants, queue.age, may)
-        return Turns(sorted((self._account(t), t) for t in tenants), self._account, may, 0.0)
+            return self._turns(queue, may)
+        entries = sorted((self._account(tenant), tenant) for tenant in queue.tenants)
+        return Turns(entries, self._account, may, 0.0)
 
     def _is_full(self, near: bool) -> bool:
         return len(self._loading) == self._max_loads or not (near or self._may_fetch)

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from engine.adapters.version import Version
+from engine.orders import Ages, Entries
 
 Heap = list[tuple[int, str]]
 """(order, key), the least first."""
@@ -28,6 +29,8 @@ class Queue:
         self.heaps: dict[str, Heap] = {}
         self.held: dict[str, Heap] = {}
         """Of tenants that are passed over at present."""
+        self._ages = Ages()
+        """Of each tenant's first entry, which may be one to pass over."""
 
     @property
     def tenants(self) -> Collection[str]:
@@ -42,6 +45,7 @@ class Queue:
             if version is not None and self._has(version):
                 return version
             heappop(heap)
+            self._ages.put(tenant, heap[0][0] if heap else None)
             if version is not None:
                 self._wanted.push(version)  # it is of another kind by now
         self.heaps.pop(tenant, None)
@@ -52,15 +56,30 @@ class Queue:
         version = self.head(tenant)
         return inf if version is None else version.order
 
+    def by_age(self) -> Entries:
+        """See `orders.Aged`."""
+        return self._ages.ascending()
+
+    def push(self, tenant: str, order: int, key: str) -> None:
+        heap = self.heaps.setdefault(tenant, [])
+        heappush(heap, (order, key))
+        self._ages.put(tenant, heap[0][0])
+
     def hold(self, tenant: str) -> None:
         heap = self.heaps.pop(tenant, None)
         if heap is not None:
             self.held[tenant] = heap
+            self._ages.put(tenant, None)
 
     def release(self, tenant: str) -> None:
         heap = self.held.pop(tenant, None)
         if heap is not None:
             self.heaps[tenant] = heap
+            self._ages.put(tenant, heap[0][0])
+
+    def check(self) -> None:
+        assert not self.heaps.keys() & self.held
+        self._ages.check({tenant: heap[0][0] for tenant, heap in self.heaps.items()})
 
     def _has(self, version: Version) -> bool:
         is_kind = self._asked == bool(version.num_waiting)
@@ -126,8 +145,7 @@ class Wanted:
         """One more entry for it, with its kind."""
         asked = bool(version.num_waiting)
         for near in (False, True) if self.is_near(version.key) else (False,):
-            heap = self._queues[asked, near].heaps.setdefault(version.tenant, [])
-            heappush(heap, (version.order, version.key))
+            self._queues[asked, near].push(version.tenant, version.order, version.key)
 
     def check(self) -> None:
         """Every version is found by some entry."""
@@ -139,7 +157,7 @@ class Wanted:
             if not near
         }
         for queue in self._queues.values():
-            assert not queue.heaps.keys() & self.held
+            queue.check()
         assert all((v.tenant, v.order, v.key) in entries for v in self)
 
     def _clear(self) -> None:

@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.accounts import MAX_IDLE, Accounts
 from engine.config import AccountConfig
 from engine.expectation import HISTORY
-from engine.orders import MAX_LOOKS, NEAR_EQUALS, Turns, locality_score
+from engine.orders import MAX_LOOKS, NEAR_EQUALS, Ages, Entries, Turns, locality_score
 from engine.prices import prices_of
-from engine.stepcost import LineCost
 from engine.types import Tenant
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
@@ -27,11 +26,26 @@ W_P, W_Q = 1.0, 2.0
 
 def accounts(**fields: object) -> Accounts:
     config = replace(AccountConfig(w_p=W_P, w_q=W_Q, default_output=256), **fields)  # type: ignore[arg-type]
-    return Accounts(config, prices_of(config, LineCost(), 100))
+    return Accounts(config, prices_of(config, 100))
+
+
+class Waiting:
+    """What tenants wait for: `orders` of the next request of each."""
+
+    def __init__(self, orders: dict[str, float] | None = None) -> None:
+        self.orders = orders or {}
+        self.num_asked = 0
+
+    def age(self, tenant: str) -> float:
+        self.num_asked += 1
+        return self.orders[tenant]
+
+    def by_age(self) -> Entries:
+        return sorted((order, tenant) for tenant, order in self.orders.items())
 
 
 def turns_of(books: Accounts, tenants: set[str]) -> Turns:
-    return books.turns(tenants, age=lambda tenant: 0.0)
+    return books.turns(tenants, aged=Waiting())
 
 
 def serve(books: Accounts, request_id: str, tenant: Tenant, num_prompt: int, num_out: int) -> None:
@@ -234,9 +248,35 @@ def test_under_fcfs_the_oldest_request_goes_first_and_everybody_stands_alike() -
     for tenant, num_prompt in ((A, 500), (B, 0), (C, 10)):
         books.arrive(tenant.id, tenant)
         books.admit(tenant.id, num_prompt, 1)
-    turns = books.turns({"a", "b", "c"}, age={"a": 2.0, "b": 3.0, "c": 1.0}.__getitem__)
+    turns = books.turns({"a", "b", "c"}, aged=Waiting({"a": 2.0, "b": 3.0, "c": 1.0}))
     assert [turns.next() for _ in range(4)] == ["c", "a", "b", None]
     assert {books.standing(tenant) for tenant in "abc"} == {0.0}
+
+
+def test_under_fcfs_nobody_is_asked_but_those_whose_turn_it_is() -> None:
+    """Of ten thousand; what the oldest wait for has changed since they were put in order."""
+    books = accounts(order="fcfs")
+    waiting = Waiting({f"t{i:05}": float(i) for i in range(10_000)})
+    turns = books.turns(waiting.orders.keys(), aged=waiting)
+    waiting.orders |= {"t00000": 2.5, "t00002": 20_000.0}
+    assert [turns.next() for _ in range(3)] == ["t00001", "t00000", "t00003"]
+    waiting.orders["t00001"] = 3.5
+    turns.again("t00001")
+    assert [turns.next() for _ in range(2)] == ["t00001", "t00004"]
+    assert waiting.num_asked < 12
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 9)), max_size=30))
+def test_ages_are_in_order_whatever_changes(changes: list[tuple[str, int | None]]) -> None:
+    ages, orders = Ages(), dict[str, float]()
+    for tenant, order in changes:
+        ages.put(tenant, order)
+        if order is None:
+            orders.pop(tenant, None)
+        else:
+            orders[tenant] = order
+        ages.check(orders)
+    assert ages.ascending() == sorted((order, tenant) for tenant, order in orders.items())
 
 
 def test_tokens_settled_together_are_settled_as_one_by_one() -> None:
@@ -261,7 +301,7 @@ def test_looking_for_candidates_is_bounded() -> None:
     asked: list[str] = []
     turns = books.turns(
         set(names),
-        age=lambda t: 0.0,
+        aged=Waiting(),
         is_candidate=lambda t: bool(asked.append(t)),
         max_looks=MAX_LOOKS,
     )

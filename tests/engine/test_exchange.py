@@ -12,7 +12,6 @@ from engine.config import AccountConfig
 from engine.exchange import ServiceExchange, most_counted
 from engine.messages import PeerService, ServiceElsewhere
 from engine.prices import prices_of
-from engine.stepcost import LineCost
 from engine.types import Tenant
 from tests.support.simulation import Ask, Simulation, settings
 
@@ -22,7 +21,7 @@ A, B = Tenant("a"), Tenant("b")
 def exchange(local_floor: float = 0.25) -> tuple[Accounts, ServiceExchange]:
     """Two tenants that both wait, and one that runs for each."""
     config = AccountConfig()
-    books = Accounts(config, prices_of(config, LineCost(), 100))
+    books = Accounts(config, prices_of(config, 100))
     for tenant in (A, B):
         for number in range(2):
             books.arrive(f"{tenant.id}{number}", tenant)

@@ -158,6 +158,25 @@ def test_at_measured_prices_it_is_those_that_are_shared(price: str) -> None:
     sim.engine.scheduler.check()
 
 
+def test_seconds_that_are_settled_a_page_at_a_time_are_all_settled() -> None:
+    """What accounts count as served is what usage counts, row by row, in seconds. At depth 0, since
+    at 1 a row that has ended drops a token, which usage has and the account hasn't."""
+    config = AccountConfig(price="device_seconds")
+    sim = Simulation(settings(rows=64, depth=0, accounts=config))  # one for everybody
+    rng = random.Random(3)
+    for _ in range(60):
+        tenant = rng.choice((A, B))
+        sim.submit(Ask(tenant, rng.randint(1, 400), rng.randint(1, 150), 200))
+    sim.drain()
+    scheduler = sim.engine.scheduler
+    assert not scheduler.counters.num_preemptions, "reading again isn't charged"
+    for tenant in (A, B):
+        device_s = scheduler.counters.usage.of(tenant.id).device_s
+        served = scheduler.accounts.account(tenant.id).served
+        assert served == pytest.approx(config.w_s * device_s) and device_s > 0.1
+    scheduler.check()
+
+
 def test_fairness_costs_no_throughput() -> None:
     """Every tenant backlogged, one much smaller than another in what it asks for at a time."""
     rng = random.Random(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,28 @@ def test_a_large_request_is_not_starved_by_an_endless_stream_of_small_ones(
         if world.answers["large"].times:
             return
     raise AssertionError("it starves")
+
+
+@pytest.mark.parametrize("num_pages", [200, 20])
+def test_under_fcfs_rows_are_given_in_the_order_of_submits(num_pages: int) -> None:
+    """Whoever's they are, half read ones first, also where it is pages that lack. Those of an
+    adapter on its way are passed over until it is here."""
+    fcfs = AccountConfig(order="fcfs", default_output=8)
+    world = World(config(num_pages=num_pages, schedule=schedule(), accounts=fcfs), load_s=0.5)
+    rng = random.Random(4)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for i in range(40):
+        name, tenant, is_late = f"r{i}", f"t{rng.randrange(6)}", rng.random() < 0.2
+        names[is_late].append(name)
+        ref = adapter(f"late-{tenant}", 1, tenant) if is_late else None
+        prompt, max_tokens = rng.randint(1, 40), rng.randint(1, 9)
+        world.submit(name, tenant=tenant, prompt=prompt, max_tokens=max_tokens, ref=ref)
+    world.run()
+    began: dict[str, None] = {}
+    for plan in world.device.plans:
+        began |= dict.fromkeys(tokens_of(plan))
+    assert [name for name in began if name in names[False]] == names[False]
+    assert sorted(began) == sorted(names[False] + names[True])
 
 
 def test_near_equals_go_by_their_wait_and_a_little_by_what_is_in_the_batch() -> None:

@@ -13,7 +13,6 @@ from engine.adapters.version import State, Version
 from engine.adapters.wanted import Wanted
 from engine.config import AccountConfig
 from engine.prices import prices_of
-from engine.stepcost import LineCost
 from engine.types import Tenant
 from tests.support.world import adapter
 
@@ -41,7 +40,7 @@ class Waiting:
 
     def __init__(self, num_blocks: int) -> None:
         config = AccountConfig()
-        self.accounts = Accounts(config, prices_of(config, LineCost(), 100))
+        self.accounts = Accounts(config, prices_of(config, 100))
         self.quotas = CountedQuotas()
         self.versions: dict[int, Version] = {}
         self.looks = 0
@@ -52,19 +51,18 @@ class Waiting:
         """Room for one adapter."""
         self.quotas.limit(f"t{number:03}", BLOCK)
 
-    def wants(self, number: int, settled: float = 0.0) -> None:
+    def wants(self, number: int) -> None:
         tenant = f"t{number:03}"
         self.accounts.arrive(str(number), Tenant(tenant))
-        self.accounts.account(tenant).settled = settled
         self.versions[number] = version(f"a{number}", tenant, number)
         self.loading.want(self.versions[number])
 
-    def _turns(self, among, age, may):  # type: ignore[no-untyped-def]
+    def _turns(self, queue, may):  # type: ignore[no-untyped-def]
         def counted(tenant: str) -> bool:
             self.looks += 1
             return bool(may(tenant))
 
-        return self.accounts.turns(among, age=age, is_candidate=counted, slack=0.0)
+        return self.accounts.turns(queue.tenants, aged=queue, is_candidate=counted, slack=0.0)
 
 
 STEPS = st.lists(
@@ -137,7 +135,9 @@ def test_starting_two_of_a_thousand_looks_at_few() -> None:
     waiting = Waiting(num_blocks=2)
     loading = waiting.loading
     for i in range(1000):
-        waiting.wants(i, settled=1000.0 - i)
+        waiting.wants(i)
+    for i in range(1000):
+        waiting.accounts.served_elsewhere(f"t{i:03}", 1000.0 - i)
     started = loading.start(0.0)
     assert [load.ref.tenant for load in started] == ["t999", "t998"]
     assert waiting.looks < 10
