@@ -14,7 +14,7 @@ from engine.types import Tenant
 KEY_PREFIX = "lp-"
 MAX_KEY_CHARS = 256
 
-_OPERATOR = re.compile(r"operator (lp-\S+)")
+_SIGNATURE = re.compile(r"(operator )?(lp-\S{4}\.\.\.)")
 
 RandomBytes = Callable[[int], bytes]
 
@@ -23,12 +23,13 @@ RandomBytes = Callable[[int], bytes]
 class Caller:
     """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records.
     self_publish: a tenant that may change its own adapters. log_content: one whose prompts and
-    answers are logged."""
+    answers are logged. hints: of all keys that its tenant has or had."""
 
     tenant: Tenant | None
     hint: str
     self_publish: bool = False
     log_content: bool = False
+    hints: frozenset[str] = frozenset()
 
     @property
     def is_operator(self) -> bool:
@@ -37,8 +38,18 @@ class Caller:
 
     @property
     def signature(self) -> str:
-        """Whose doing something is, in a record; `shown_signature` shows it."""
+        """Whose doing something is, in a record; `shown` shows it."""
         return f"operator {self.hint}" if self.is_operator else self.hint
+
+    def shown(self, text: str) -> str:
+        """A record's text with signatures. An admin key's beginning is for operators alone; what
+        earlier releases wrote doesn't say whose a key is, so a tenant is shown its own only."""
+
+        def sign(found: re.Match[str]) -> str:
+            is_shown = self.is_operator or (not found[1] and found[2] in self.hints)
+            return found[2] if is_shown else "an operator"
+
+        return _SIGNATURE.sub(sign, text)
 
     def as_tenant(self) -> Tenant:
         """Raises PermissionDenied for an admin key."""
@@ -70,11 +81,6 @@ def new_key(random_bytes: RandomBytes = secrets.token_bytes) -> str:
 def key_hint(key: str) -> str:
     """Enough of a key to tell it from others, too little to guess it."""
     return f"{key[:7]}..."
-
-
-def shown_signature(text: str, to_operator: bool) -> str:
-    """A record's text with signatures: an admin key's beginning is for operators alone."""
-    return _OPERATOR.sub(r"\1" if to_operator else "an operator", text)
 
 
 def bearer_key(authorization: str | None) -> str:

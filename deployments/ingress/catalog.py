@@ -118,7 +118,8 @@ class Catalog:
             raise wrong_key()
         if tenant.suspended:
             raise PermissionDenied(f"Tenant {tenant.id} is suspended.", code="tenant_suspended")
-        return Caller(tenant.tenant(), record.hint, tenant.self_publish, tenant.log_content)
+        hints = self._directory.hints(tenant.id)
+        return Caller(tenant.tenant(), record.hint, tenant.self_publish, tenant.log_content, hints)
 
     async def resolve(self, model: str, tenant: str, session: str = "") -> AdapterRef:
         """The version that `model` means for `tenant`, by its session (or user) where an alias

@@ -22,6 +22,7 @@ class Directory:
         self._records: dict[str, TenantRecord | KeyRecord | AdapterRecord] = {}
         self._revs: dict[str, int] = {}
         self._by_tenant: dict[str, dict[str, AdapterRecord]] = {}
+        self._hints: dict[str, frozenset[str]] = {}
         self._modules: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def apply(self, event: Event) -> None:
@@ -36,12 +37,18 @@ class Directory:
         record = None if event.value is None else self._record(event.key, event.value)
         if isinstance(record, AdapterRecord):
             self._by_tenant.setdefault(record.tenant, {})[record.name] = record
+        if isinstance(record, KeyRecord) and record.tenant is not None:
+            self._hints[record.tenant] = self.hints(record.tenant) | {record.hint}
         if record is not None:
             self._records[event.key] = record
 
     def key(self, registry_key: str) -> KeyRecord | None:
         record = self._records.get(registry_key)
         return record if isinstance(record, KeyRecord) else None
+
+    def hints(self, tenant: str) -> frozenset[str]:
+        """Of all keys that the tenant has, or had."""
+        return self._hints.get(tenant, frozenset())
 
     def tenant(self, registry_key: str) -> TenantRecord | None:
         record = self._records.get(registry_key)

@@ -111,13 +111,13 @@ class AdapterRoutes:
             await asyncio.to_thread(self.tenants.get, tenant)
         records, has_more = await asyncio.to_thread(self.adapters.page, tenant, after, limit)
         statuses = await self._statuses()
-        views = [resident_view(r, statuses, caller.is_operator) for r in records]
+        views = [resident_view(r, statuses, caller) for r in records]
         return page(views, records[-1].model if records else None, has_more)
 
     async def show(self, request: Request, tenant: str, name: str) -> Response:
         caller = await self.desk.owner(request, tenant, name)
         record = await asyncio.to_thread(self.adapters.get, tenant, name)
-        view = resident_view(record, await self._statuses(), caller.is_operator)
+        view = resident_view(record, await self._statuses(), caller)
         return JSONResponse({**view, "trial": await self._trial(record)})
 
     async def download(
@@ -177,9 +177,7 @@ class AdapterRoutes:
         record = await self.control.register(version, placing)
         digest = version.ref.digest
         logger.info("%s published %s of %s as %s", order.by, digest, record.model, placing.alias)
-        return JSONResponse(
-            {**adapter_view(record, caller.is_operator), "version": digest}, status_code=201
-        )
+        return JSONResponse({**adapter_view(record, caller), "version": digest}, status_code=201)
 
     # Naming and retiring --------------------------------------------------------------------------
     async def promote(self, request: Request, tenant: str, name: str) -> Response:
@@ -242,7 +240,7 @@ class AdapterRoutes:
             await self.keeper.forget(tenant, name)
         dead = {v.ref.digest for v in record.tombstones(version)}
         shared = sorted(dead - {ref.digest for ref in refs})
-        return JSONResponse({**adapter_view(record, caller.is_operator), "shared": shared})
+        return JSONResponse({**adapter_view(record, caller), "shared": shared})
 
     async def _change(
         self, caller: Caller, what: str, change: Callable[[], AdapterRecord]
@@ -251,7 +249,7 @@ class AdapterRoutes:
         record = await asyncio.to_thread(change)
         logger.info("%s %s: production is %s", caller.hint, what, record.current)
         await self._orders.retry([v.ref for v in record.standing()])
-        return JSONResponse(adapter_view(record, caller.is_operator))
+        return JSONResponse(adapter_view(record, caller))
 
     def _owner(self, caller: Caller, body: PublishBody) -> str:
         """Whose the adapter is to be. Raises NotFound, InvalidRequest."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from deployments.changes.tenants import TenantView
-from deployments.ingress.auth import shown_signature
+from deployments.ingress.auth import Caller
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.records import TenantRecord
 from deployments.registry.version_record import VersionRecord
@@ -16,7 +16,7 @@ TIERS = ("device", "host", "loading")
 """Of a replica's report, nearest first."""
 
 
-def adapter_view(record: AdapterRecord, to_operator: bool) -> dict[str, Any]:
+def adapter_view(record: AdapterRecord, reader: Caller) -> dict[str, Any]:
     """What the registry says; to an operator also where it is stored. ended: the newest first;
     condemned: how many older versions wait to be removed."""
     return {
@@ -33,28 +33,25 @@ def adapter_view(record: AdapterRecord, to_operator: bool) -> dict[str, Any]:
                 "weight": alias.weight,
                 "history": list(alias.history),
                 "gate": alias.gate,
-                "ended": [
-                    {**asdict(e), "why": shown_signature(e.why, to_operator)}
-                    for e in reversed(alias.ended)
-                ],
+                "ended": [{**asdict(e), "why": reader.shown(e.why)} for e in reversed(alias.ended)],
             }
             for name, alias in sorted(record.aliases.items())
         },
-        "versions": [_version_view(v, to_operator) for v in reversed(record.versions)],
+        "versions": [_version_view(v, reader) for v in reversed(record.versions)],
         "condemned": len(record.condemned),
     }
 
 
 def resident_view(
-    record: AdapterRecord, replicas: Sequence[Mapping[str, Any]], to_operator: bool
+    record: AdapterRecord, replicas: Sequence[Mapping[str, Any]], reader: Caller
 ) -> dict[str, Any]:
     """With where its current version is: `status` becomes loading or resident while some replica
     says so, and failed where one couldn't load it and none has it."""
-    view = adapter_view(record, to_operator)
+    view = adapter_view(record, reader)
     ref = record.ref
     if ref is None:
         return {**view, "replicas": []}
-    places = [p for r in replicas if (p := _place(ref.key, r, to_operator)) is not None]
+    places = [p for r in replicas if (p := _place(ref.key, r, reader.is_operator)) is not None]
     tiers = {p["tier"] for p in places}
     if tiers & {"device", "host"}:
         view["status"] = "resident"
@@ -92,30 +89,30 @@ def tenant_fields(record: TenantRecord) -> dict[str, Any]:
     }
 
 
-def _version_view(version: VersionRecord, to_operator: bool) -> dict[str, Any]:
+def _version_view(version: VersionRecord, reader: Caller) -> dict[str, Any]:
     ref = version.ref
     return {
-        **({"uri": ref.uri} if to_operator else {}),
+        **({"uri": ref.uri} if reader.is_operator else {}),
         "digest": ref.digest,
         "base_revision": ref.base_revision,
         "ranks": list(ref.ranks),
         "num_elements": ref.num_elements,
         "num_bytes": ref.num_bytes,
         "base": version.base,
-        "asserted_by": _shown(version.asserted_by, to_operator),
+        "asserted_by": _shown(version.asserted_by, reader),
         "published_s": version.published_s,
-        "by": shown_signature(version.by, to_operator),
+        "by": reader.shown(version.by),
         "modules": list(version.modules),
         "num_modules": version.num_modules,
         "warnings": list(version.warnings),
         "retired_s": version.retired_s,
-        "retired_by": _shown(version.retired_by, to_operator),
+        "retired_by": _shown(version.retired_by, reader),
         "probes": [asdict(p) for p in version.probes],
     }
 
 
-def _shown(signature: str | None, to_operator: bool) -> str | None:
-    return None if signature is None else shown_signature(signature, to_operator)
+def _shown(signature: str | None, reader: Caller) -> str | None:
+    return None if signature is None else reader.shown(signature)
 
 
 def place_view(place: Mapping[str, Any], to_operator: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.changes.pins import Pins
 from deployments.changes.tenants import no_tenant
 from deployments.config import AppConfig
-from deployments.ingress.auth import Caller, shown_signature
+from deployments.ingress.auth import Caller
 from deployments.ingress.generation import Model
 from deployments.orders.pin_keeper import PinKeeper, slots_of
 from deployments.orders.tier_orders import prefetch_order
@@ -151,7 +151,7 @@ class WarmthRoutes:
             "tier": "device" if record.on_device else "host",
             "replicas": record.replicas or "all",
             "num_bytes": self.pins.num_bytes(record),
-            "by": shown_signature(record.by, to.is_operator),
+            "by": to.shown(record.by),
             "created_s": record.created_s,
             "pinned": True,
         }
