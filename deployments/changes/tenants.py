@@ -56,16 +56,24 @@ class Tenants:
             self._registry.put(record.key, record.to_value(), ABSENT)
         except Conflict:
             raise Conflict(f"Tenant {record.id} exists already.", param="tenant") from None
-        return record, self._add_key(Role.TENANT, record.id)
+        return record, self._add_key(Role.TENANT, record.id)[0]
 
     def rotate_key(self, tenant: str) -> str:
-        """A new key in the place of those that the tenant has now; one that another rotation makes
-        meanwhile stays. Raises NotFound."""
+        """A new key in the place of the tenant's others. Of rotations that meet, the one whose key
+        was written last has replaced the others' too. Raises NotFound, and Conflict where this was
+        not the last."""
         self.get(tenant)
-        replaced = [k for k, _ in self._keys() if k.tenant == tenant and k.revoked_s is None]
-        key = self._add_key(Role.TENANT, tenant)
-        for old in replaced:
-            self._revoke(old.key)
+        key, rev = self._add_key(Role.TENANT, tenant)
+        good = {at: k for k, at in self._keys() if k.tenant == tenant and k.revoked_s is None}
+        last = max(good, default=0)
+        for at, record in good.items():
+            if at < last:
+                self._revoke(record.key)
+        if rev != last:
+            raise Conflict(
+                f"Another rotation of {tenant}'s key was a moment later, and its key is the good"
+                " one. Rotate again if you don't have it."
+            )
         return key
 
     def _revoke(self, key: str) -> None:
@@ -130,13 +138,13 @@ class Tenants:
         return views[:limit], limit is not None and len(views) > limit
 
     def create_admin_key(self) -> str:
-        return self._add_key(Role.ADMIN, None)
+        return self._add_key(Role.ADMIN, None)[0]
 
-    def _add_key(self, role: Role, tenant: str | None) -> str:
+    def _add_key(self, role: Role, tenant: str | None) -> tuple[str, int]:
+        """A new key, and the revision that its record has as long as it is good."""
         key = new_key(self._random_bytes)
         record = KeyRecord(hash_key(key), role, tenant, key_hint(key), self._clock())
-        self._registry.put(record.key, record.to_value(), ABSENT)
-        return key
+        return key, self._registry.put(record.key, record.to_value(), ABSENT)
 
     def _keys(self) -> list[tuple[KeyRecord, int]]:
         entries = self._registry.list(KEYS).entries

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from deployments.control.usage_ledger import USAGE, UsageLedger
+from deployments.control.usage_ledger import GONE, USAGE, UsageLedger
 from deployments.ingress.generation import Model
 from deployments.registry.registry import Registry
 from engine.errors import LoraplexError
@@ -70,7 +70,7 @@ class UsageKeeper:
         except BaseException:
             self._ledger.unsave(records)
             raise
-        self._ledger.deleted(gone)
+        self._ledger.kept(past, gone)
 
     async def run(self) -> None:
         """For ever."""
@@ -111,7 +111,8 @@ class UsageKeeper:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _read(self) -> list[tuple[str, Mapping[str, Any]]]:
-        return [(e.key, e.value) for e in self._registry.list(USAGE).entries]
+        entries = (e for kind in (USAGE, GONE) for e in self._registry.list(kind).entries)
+        return [(e.key, e.value) for e in entries]
 
     def _write(self, records: Mapping[str, Mapping[str, Any]], gone: list[str]) -> None:
         for key, value in records.items():

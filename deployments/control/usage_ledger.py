@@ -1,7 +1,9 @@
 """What tenants have used of the whole service, replicas that are gone counted in. Pure.
 
 Each life of a core has counters that begin at 0 and only grow. The ledger keeps the last of each
-life, so nothing counts twice however often it is told. Lives long gone are added up under `past`.
+life, so nothing counts twice however often it is told. Lives long gone are added up under `past`,
+and remembered by name: one that answers after all is told that it has ended, and goes on as
+another (`deployments.replica.books`).
 
 Tenants are divided among sheets, and each sheet of each life is a record of its own, so that a
 change of one tenant's writes, and is told to whoever follows the registry, with few others. A sheet
@@ -17,16 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from deployments.replica.books import USAGE_VERSION
-from engine.usage import TenantUsage
+from deployments.replica.books import FIELDS, USAGE_VERSION
 
 USAGE = "usage/"
+GONE = "usage-gone/"
 PAST = "past"
 RECORD_VERSION = 2
 NUM_SHEETS = 64
 """Of each life. Records are by sheet, so another number needs another RECORD_VERSION."""
+GONE_VERSION = 1
 GONE_S = 3600.0
-FIELDS = TenantUsage._fields[1:]
+MAX_GONE = 4096
+"""Names of lives that are gone."""
 
 Counts = dict[str, float]
 """By field."""
@@ -51,39 +55,53 @@ class UsageLedger:
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
         self._past: defaultdict[int, Sheet] = defaultdict(dict)
-        self._folded: set[tuple[str, int]] = set()
-        """Lives' sheets that the past has."""
         self._undeleted: set[tuple[str, int]] = set()
-        """Of those: whose records may still be there."""
+        """Lives' sheets that the past has, and whose records may still be there."""
+        self._gone: dict[str, int] = {}
+        """Lives that are in the past, numbered as they came there."""
+        self._unwritten: set[str] = set()
+        """Of those: whose names are yet to be written."""
+        self._returned: set[str] = set()
+        """Of those: who have answered since."""
 
     def load(self, records: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """(key, value) of all that is saved. What the past has is no more than to be deleted, see
         `fold`. Records of another version are left alone."""
-        found = {_place(k): value for k, value in records if value["v"] == RECORD_VERSION}
+        told = list(records)
+        numbers = {k: v["number"] for k, v in told if k.startswith(GONE) and v["v"] == GONE_VERSION}
+        for key, number in sorted(numbers.items(), key=lambda item: item[1]):
+            self._gone[key.removeprefix(GONE)] = number
+        sheets = [(k, v) for k, v in told if k.startswith(USAGE) and v["v"] == RECORD_VERSION]
+        found = {_place(key): value for key, value in sheets}
+        folded: set[tuple[str, int]] = set()
         for (epoch, number), value in found.items():
             if epoch == PAST:
                 self._past[number] = _sheet(value)
-                self._folded.update((life, number) for life in value["lives"])
+                folded.update((life, number) for life in value["lives"])
         for (epoch, number), value in found.items():
-            if (epoch, number) in self._folded:
+            if (epoch, number) in folded:
                 self._undeleted.add((epoch, number))
             elif epoch != PAST:
                 self._lives.setdefault(epoch, _Life()).sheets[number] = _sheet(value)
+        for epoch, _ in sorted(folded):
+            self._is_gone(epoch)
 
     def order(self) -> dict[str, Any]:
         """To the replicas, see `books`."""
         since = {epoch: life.number for epoch, life in self._lives.items()}
-        return {"v": USAGE_VERSION, "since": since}
+        return {"v": USAGE_VERSION, "since": since, "ended": sorted(self._returned)}
 
     def read(self, answers: Sequence[Mapping[str, Any]], now: float) -> None:
         """From the replicas that have answered. Counters never fall, whatever is told."""
-        for answer in answers:
-            self._read(str(answer["epoch"]), answer)
-        answered = {str(answer["epoch"]) for answer in answers}
+        by_epoch = {str(answer["epoch"]): answer for answer in answers}
+        self._returned |= by_epoch.keys() & self._gone.keys()
+        answered = by_epoch.keys() - self._gone.keys()
+        for epoch in answered:
+            self._read(epoch, by_epoch[epoch])
         for epoch, life in self._lives.items():
             if epoch in answered:
                 life.missing_s = None
-            elif answered and life.missing_s is None:
+            elif answers and life.missing_s is None:
                 life.missing_s = now
 
     def _read(self, epoch: str, answer: Mapping[str, Any]) -> None:
@@ -91,8 +109,6 @@ class UsageLedger:
         life.number = int(answer["number"])
         for tenant, told in answer["usage"].items():
             number = _number(tenant)
-            if (epoch, number) in self._folded:
-                continue
             known = life.sheets[number].setdefault(tenant, dict.fromkeys(FIELDS, 0))
             for name, value in _counts(told).items():
                 known[name] = max(known[name], value)
@@ -126,19 +142,23 @@ class UsageLedger:
                 self._lives[epoch].unsaved.add(number)
 
     def fold(self, now: float) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Adds lives long gone to the past: the records of the past, to be written first, and the
-        keys to delete then. The same, and more, until they are `deleted`."""
+        """Adds lives long gone to the past: the records of the past, to be written first and in
+        this order (names before what is theirs), and the keys to delete then. The same, and more,
+        until they are `kept`."""
         for epoch, life in list(self._lives.items()):
             if life.missing_s is not None and now - life.missing_s > GONE_S:
                 self._fold(epoch, self._lives.pop(epoch))
         lives: defaultdict[int, list[str]] = defaultdict(list)
         for epoch, number in sorted(self._undeleted):
             lives[number].append(epoch)
-        records = {
-            _key(PAST, number): {**_record(self._past[number]), "lives": epochs}
-            for number, epochs in lives.items()
+        records: dict[str, dict[str, Any]] = {
+            GONE + epoch: {"v": GONE_VERSION, "number": self._gone[epoch]}
+            for epoch in sorted(self._unwritten)
         }
-        return records, [_key(*place) for place in sorted(self._undeleted)]
+        for number, epochs in lives.items():
+            records[_key(PAST, number)] = {**_record(self._past[number]), "lives": epochs}
+        too_many = [GONE + epoch for epoch in list(self._gone)[:-MAX_GONE]]
+        return records, [_key(*place) for place in sorted(self._undeleted)] + too_many
 
     def _fold(self, epoch: str, life: _Life) -> None:
         for number, sheet in life.sheets.items():
@@ -146,12 +166,24 @@ class UsageLedger:
                 past = self._past[number].setdefault(tenant, dict.fromkeys(FIELDS, 0))
                 for name in FIELDS:
                     past[name] += counts[name]
-            self._folded.add((epoch, number))
             self._undeleted.add((epoch, number))
+        self._is_gone(epoch)
 
-    def deleted(self, keys: Iterable[str]) -> None:
-        """The past is written, and these are deleted."""
-        self._undeleted.difference_update(map(_place, keys))
+    def _is_gone(self, epoch: str) -> None:
+        if epoch not in self._gone:
+            self._gone[epoch] = 1 + max(self._gone.values(), default=0)
+            self._unwritten.add(epoch)
+
+    def kept(self, written: Iterable[str], deleted: Iterable[str]) -> None:
+        """Keys of records that are written now, and of those that are deleted."""
+        self._unwritten.difference_update(key.removeprefix(GONE) for key in written)
+        for key in deleted:
+            if key.startswith(GONE):
+                epoch = key.removeprefix(GONE)
+                self._gone.pop(epoch, None)
+                self._returned.discard(epoch)
+            else:
+                self._undeleted.discard(_place(key))
 
 
 def _number(tenant: str) -> int:

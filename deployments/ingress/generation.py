@@ -63,6 +63,10 @@ class Model(Protocol):
         Raises Unavailable when none answers in time."""
         ...
 
+    async def tell_all(self, method: str, order: Mapping[str, Any], timeout_s: float) -> bool:
+        """Tell every replica the same; whether each that lives has heard it in time."""
+        ...
+
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         """What each replica says of itself. Raises Unavailable when none answers in time."""
         ...

@@ -101,18 +101,27 @@ class RayReplicas:
         doesn't silence the others."""
         return await self._broadcast(timeout_s, method, order)
 
+    async def tell_all(self, method: str, order: Mapping[str, Any], timeout_s: float) -> bool:
+        said = await self._said(timeout_s, method, order)
+        return not any(isinstance(answer, TimeoutError) for answer in said)
+
     async def _broadcast(
         self, timeout_s: float, method: str, *args: Any
     ) -> list[Mapping[str, Any]]:
+        said = await self._said(timeout_s, method, *args)
+        if said and all(isinstance(answer, TimeoutError) for answer in said):
+            raise _silent()
+        return [answer for answer in said if isinstance(answer, Mapping)]
+
+    async def _said(self, timeout_s: float, method: str, *args: Any) -> list[Any]:
+        """As `broadcast.answers`. Raises Unavailable where no replica could be called."""
         try:
             said = await answers(self._handle.broadcast(method, *args), timeout_s)
         except (TimeoutError, RayError, RayServeException, grpc.aio.AioRpcError):
             raise _silent() from None
-        if said and all(isinstance(answer, TimeoutError) for answer in said):
-            raise _silent()
         if late := sum(isinstance(answer, TimeoutError) for answer in said):
             logger.info("%s: %d of %d replicas don't answer in time", method, late, len(said))
-        return [answer for answer in said if isinstance(answer, Mapping)]
+        return said
 
     def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
         """A request for this version comes in a moment: the replica that would get it may begin to

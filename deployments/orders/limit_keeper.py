@@ -1,4 +1,5 @@
-"""Tells the replicas of tenants whose weight or limits have changed in the registry, once a change.
+"""Tells the replicas of tenants whose weight or limits have changed in the registry, until each has
+heard it.
 
 A tenant's requests bring them, too: this is for what already waits and runs.
 """
@@ -23,7 +24,8 @@ TIMEOUT_S = 3.0
 @dataclass(slots=True, eq=False)
 class LimitKeeper:
     """Every ingress has one; the same limits told twice change nothing. retry_s: after an order
-    that reached no replica. One that alone can't be reached learns with the next request."""
+    that some replica didn't answer. One that has died holds up nobody, and whoever takes its place
+    learns with each tenant's first request."""
 
     catalog: Catalog
     replicas: Model
@@ -37,8 +39,9 @@ class LimitKeeper:
                 await self.catalog.tenants_changed.wait()
             untold |= self.catalog.take_changed_tenants()
             try:
-                await self.replicas.tell("set_limits", limits_order(untold.values()), TIMEOUT_S)
-                untold.clear()
+                order = limits_order(untold.values())
+                if await self.replicas.tell_all("set_limits", order, TIMEOUT_S):
+                    untold.clear()
             except LoraplexError as error:
                 logger.info("limits: %s", error.message)
             except Exception:

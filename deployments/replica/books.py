@@ -1,13 +1,17 @@
 """What a replica's core says of tenants, kept for those who ask: service for other replicas, usage
 for control. Plain values, so that releases can mix.
 
-    usage's order   {"v": 1, "since": {epoch: the number of the last answer of that life}}
+    usage's order   {"v": 1, "since": {epoch: the number of the last answer of that life},
+                     "ended": [epoch, ...]}
     answer          {"epoch": a word, "number", "usage": {tenant: {field: total since the start}}}
+
+`ended`: lives that control has closed, since they were silent for so long. One that hears so begins
+another, whose counters are what the closed one was never asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deployments.replica.activity import Activity
@@ -17,6 +21,7 @@ from engine.messages import CoreStats, Measures
 from engine.usage import TenantUsage
 
 USAGE_VERSION = 1
+FIELDS = TenantUsage._fields[1:]
 
 
 class Books:
@@ -25,9 +30,7 @@ class Books:
     def __init__(self, epoch: str) -> None:
         self.service = ServiceBook(epoch)
         self.activity = Activity()
-        self._epoch = epoch
-        self._usage: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
-        self._number = 0
+        self.usage = UsageBook(epoch)
 
     def heard(self, stats: CoreStats | None, measures: Measures | None = None) -> None:
         """From the core."""
@@ -35,19 +38,62 @@ class Books:
             return
         self.service.heard(stats.service)
         self.activity.heard(stats, measures)
-        self._number += bool(stats.usage)
-        for used in stats.usage:
-            self._usage[used.tenant] = (self._number, used)
+        self.usage.heard(stats.usage)
 
-    def usage(self, order: Mapping[str, Any]) -> dict[str, Any]:
+
+class UsageBook:
+    """Tenants' usage, as control counts it."""
+
+    def __init__(self, epoch: str) -> None:
+        self._word = epoch
+        self._num_ended = 0
+        self._used: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
+        self._number = 0
+        self._last: tuple[int, dict[str, TenantUsage]] = 0, {}  # the last answer, and its number
+        self._heard: dict[str, TenantUsage] = {}  # what control has counted
+        self._before: dict[str, TenantUsage] = {}  # of that: under lives that have ended
+
+    def heard(self, usage: Iterable[TenantUsage]) -> None:
+        """From the core: totals since its start, of tenants that have used something since."""
+        changed = {used.tenant: used for used in usage}
+        self._number += bool(changed)
+        self._used |= {tenant: (self._number, used) for tenant, used in changed.items()}
+
+    def answer(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """What has changed since the asker last heard of it. Raises InvalidRequest."""
-        since = order.get("since")
+        since, ended = order.get("since"), order.get("ended", [])
         if order.get("v") != USAGE_VERSION or not isinstance(since, Mapping):
             raise InvalidRequest(f"Usage version {order.get('v')} is not {USAGE_VERSION}.")
+        if self._epoch in ended:
+            self._begin_anew()
+        elif since.get(self._epoch, self._last[0]) >= self._last[0]:
+            # Where control says nothing of this life, the last answer may not have arrived: it
+            # counts as if it had, so never twice.
+            self._heard |= self._last[1]
         known = int(since.get(self._epoch, 0))
-        news = {t: used for t, (number, used) in self._usage.items() if number > known}
+        news = {t: used for t, (number, used) in self._used.items() if number > known}
+        self._last = self._number, news
         return {
             "epoch": self._epoch,
             "number": self._number,
-            "usage": {t: dict(list(used._asdict().items())[1:]) for t, used in news.items()},
+            "usage": {tenant: self._counted(used) for tenant, used in news.items()},
         }
+
+    @property
+    def _epoch(self) -> str:
+        return f"{self._word}.{self._num_ended}" if self._num_ended else self._word
+
+    def _begin_anew(self) -> None:
+        """Control said so upon an answer that it didn't count."""
+        self._num_ended += 1
+        self._before = dict(self._heard)
+        self._number = 1
+        self._used = {
+            tenant: (int(used != self._before.get(tenant)), used)
+            for tenant, (_, used) in self._used.items()
+        }
+
+    def _counted(self, used: TenantUsage) -> dict[str, float]:
+        """By field, without what ended lives had told."""
+        before = self._before.get(used.tenant, TenantUsage(used.tenant))
+        return {name: getattr(used, name) - getattr(before, name) for name in FIELDS}

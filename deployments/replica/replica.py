@@ -203,7 +203,7 @@ class Replica:
 
     async def gather_usage(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `books`."""
-        return self._books.usage(order)
+        return self._books.usage.answer(order)
 
     # The core -----------------------------------------------------------------------------------
     def _output(self, output: Output) -> None:

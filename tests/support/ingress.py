@@ -164,6 +164,10 @@ class ScriptedModel:
         self.told.append((method, order))
         return self.answers
 
+    async def tell_all(self, method: str, order: Mapping[str, Any], timeout_s: float) -> bool:
+        await self.tell(method, order, timeout_s)
+        return True
+
     async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
         if isinstance(self.replies, LoraplexError):
             raise self.replies

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from deployments.control.usage_keeper import FRESH_S, UsageKeeper
-from deployments.control.usage_ledger import FIELDS, GONE_S, USAGE, UsageLedger
+from deployments.control.usage_ledger import GONE, GONE_S, MAX_GONE, USAGE, UsageLedger
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
-from deployments.replica.books import Books
+from deployments.replica.books import FIELDS, Books
 from engine.errors import InvalidRequest, Unavailable
 from engine.messages import CoreStats
 from engine.usage import TenantUsage
@@ -33,6 +33,7 @@ class Fleet:
     def __init__(self, num: int) -> None:
         self.num_lives = 0
         self.away = False
+        self.silent: set[int] = set()
         self.whole: dict[str, int] = {}
         self._tokens: list[dict[str, int]] = [{} for _ in range(num)]
         self.books = [self._life() for _ in range(num)]
@@ -66,7 +67,8 @@ class Fleet:
         if not self.answers.is_set():
             self.asked.set()
             await self.answers.wait()
-        return [book.usage(order) for book in self.books]
+        speak = [book for slot, book in enumerate(self.books) if slot not in self.silent]
+        return [book.usage.answer(order) for book in speak]
 
 
 def keeper(fleet: Fleet, registry: Registry | Faulty, clock: VirtualClock) -> UsageKeeper:
@@ -145,6 +147,60 @@ async def test_counts_outlive_replicas_and_control(tmp_path: Path, fails: dict[s
     registry.close()
 
 
+@pytest.mark.parametrize("fails", [{}, {"put": 0.2, "delete": 0.3}])
+async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
+    tmp_path: Path, fails: dict[str, float]
+) -> None:
+    """Control restarts meanwhile or doesn't; nothing counts twice at any time, and all that was
+    served counts once everybody has answered twice."""
+    rng, clock, fleet = random.Random(6), VirtualClock(), Fleet(4)
+    registry = open_registry(f"sqlite://{tmp_path}/registry.db")
+    faulty = Faulty(registry, rng)
+    kept = keeper(fleet, faulty, clock)
+    num_gone = 0
+    for _ in range(80):
+        fleet.silent = {slot for slot in range(4) if rng.random() < 0.4}
+        for _ in range(3):
+            for _ in range(5):
+                fleet.serve(rng.randrange(4), rng.choice("abc"), rng.randint(1, 50))
+            clock.sleep(rng.choice([2.0, 0.6 * GONE_S]))
+            told = await totals(kept)
+            assert all(num <= fleet.whole[tenant] for tenant, num in told.items())
+            faulty.fails = fails
+            with suppress(Unavailable):
+                await kept.save()
+        if rng.random() < 0.5:
+            faulty.fails = {}
+            await kept.save()
+            kept.close()
+            kept = keeper(fleet, faulty, clock)
+        if rng.random() < 0.5:
+            fleet.silent = set()
+            clock.sleep(FRESH_S)
+            await totals(kept)
+            clock.sleep(FRESH_S)
+            assert await totals(kept) == fleet.whole
+        num_gone = max(num_gone, len(registry.list(GONE).entries))
+    assert num_gone > 10
+    kept.close()
+    registry.close()
+
+
+def test_names_of_lives_that_are_gone_are_kept_to_a_number() -> None:
+    ledger = UsageLedger()
+    records: dict[str, Any] = {
+        f"{GONE}life-{n}": {"v": 1, "number": n} for n in range(MAX_GONE + 3)
+    }
+    ledger.load(records.items())
+    written, deleted = ledger.fold(0.0)
+    assert written == {} and sorted(deleted) == [f"{GONE}life-{n}" for n in range(3)]
+    ledger.kept(written, deleted)
+    assert ledger.fold(0.0) == ({}, [])
+    answer = {"epoch": "life-3", "number": 5, "usage": {}}
+    ledger.read([answer], 0.0)
+    assert ledger.order() == {"v": 1, "since": {}, "ended": ["life-3"]}
+
+
 async def test_however_many_ask_replicas_are_asked_once_a_second_and_saving_waits_for_nobody(
     tmp_path: Path,
 ) -> None:
@@ -175,12 +231,12 @@ def test_only_what_has_changed_is_told_and_twice_is_once() -> None:
     fleet, ledger = Fleet(1), UsageLedger()
     fleet.serve(0, "a", 5)
     fleet.serve(0, "b", 7)
-    first = fleet.books[0].usage(ledger.order())
+    first = fleet.books[0].usage.answer(ledger.order())
     assert set(first["usage"]) == {"a", "b"}
     ledger.read([first], 0.0)
     ledger.read([first], 0.0)
     fleet.serve(0, "b", 1)
-    second = fleet.books[0].usage(ledger.order())
+    second = fleet.books[0].usage.answer(ledger.order())
     assert set(second["usage"]) == {"b"}
     ledger.read([second], 0.0)
     ledger.read([first], 0.0)  # late
@@ -189,24 +245,25 @@ def test_only_what_has_changed_is_told_and_twice_is_once() -> None:
     assert set(ledger.total("nobody").values()) == {0}
 
 
-@pytest.mark.parametrize("num_written", [0, 1, 2, 5])
+@pytest.mark.parametrize("num_written", [0, 1, 2, 3, 6])
 def test_cut_off_between_the_writes_of_folding_nothing_counts_twice(num_written: int) -> None:
     fleet, ledger, tenants = Fleet(2), UsageLedger(), "abcde"
     for slot in (0, 1):
         for tenant in tenants:
             fleet.serve(slot, tenant, 5)
-        ledger.read([fleet.books[slot].usage(ledger.order())], 0.0)
+        ledger.read([fleet.books[slot].usage.answer(ledger.order())], 0.0)
     records: dict[str, Mapping[str, Any]] = dict(ledger.unsaved())
-    ledger.read([fleet.books[1].usage(ledger.order())], 0.0)
+    ledger.read([fleet.books[1].usage.answer(ledger.order())], 0.0)
     past, gone = ledger.fold(GONE_S + 1.0)
-    assert len(past) == len(gone) == 5 and all(key.startswith(USAGE + "life-1") for key in gone)
+    assert next(iter(past)) == f"{GONE}life-1" and len(past) == 1 + len(gone) == 6
+    assert all(key.startswith(USAGE + "life-1") for key in gone)
     records.update(list(past.items())[:num_written])
     again = UsageLedger()
     again.load(records.items())
     for _ in range(2):
         assert {t: again.total(t)["output_tokens"] for t in tenants} == dict.fromkeys(tenants, 10)
-        assert len(again.fold(0.0)[1]) == num_written, "they are yet to be deleted"
-        again.read([fleet.books[0].usage(again.order())], 0.0)  # it was not gone after all
+        assert len(again.fold(0.0)[1]) == max(0, num_written - 1), "they are yet to be deleted"
+        again.read([fleet.books[0].usage.answer(again.order())], 0.0)  # it was not gone after all
 
 
 def test_one_tenants_change_writes_few_others_and_no_record_is_large() -> None:
@@ -232,7 +289,7 @@ def test_one_tenants_change_writes_few_others_and_no_record_is_large() -> None:
 def test_an_order_of_another_release_is_refused() -> None:
     for order in ({"v": 2, "since": {}}, {"v": 1}):
         with pytest.raises(InvalidRequest):
-            Books("life").usage(order)
+            Books("life").usage.answer(order)
 
 
 async def test_a_tenant_sees_its_own_and_an_admin_everybodys(tmp_path: Path) -> None:
@@ -240,7 +297,7 @@ async def test_a_tenant_sees_its_own_and_an_admin_everybodys(tmp_path: Path) -> 
     admin, fleet = bearer(world.keys["admin"]), Fleet(1)
     for tenant, num in (("t1", 5), ("t2", 7)):
         fleet.serve(0, tenant, num)
-    world.control.ledger.read([fleet.books[0].usage(world.control.ledger.order())], 0.0)
+    world.control.ledger.read([fleet.books[0].usage.answer(world.control.ledger.order())], 0.0)
     async with InProcess(world) as client:
         for query in ("", "?tenant=t1", "?tenant=t1&limit=1"):
             body = (await client.get(f"/v1/usage{query}")).json()

@@ -108,6 +108,20 @@ async def test_a_replica_that_hangs_does_not_silence_the_others() -> None:
     assert handle.broadcasts[0].answers[1].given_up, "nobody waits for it any more"
 
 
+@pytest.mark.parametrize(
+    ("answers", "have_heard"),
+    [([None, {"slot": 1}], True), ([None, ActorDiedError()], True), ([], True)]
+    + [([None, HANGS], False), ([HANGS], False)],
+)
+async def test_whether_all_that_live_have_heard(answers: list[Any], have_heard: bool) -> None:
+    handle = Handle(answers)
+    replicas = RayReplicas(handle)  # type: ignore[arg-type]
+    telling = asyncio.create_task(replicas.tell_all("set_limits", {"v": 1}, 0.05))
+    await handle.asked(1)
+    handle.broadcasts[0].go.set()
+    assert await telling is have_heard
+
+
 async def test_what_is_retired_must_reach_one_that_hangs() -> None:
     handle = Handle([None, HANGS])
     replicas = RayReplicas(handle)  # type: ignore[arg-type]

@@ -1,9 +1,11 @@
 """Publishing, naming and retiring over REST: by an admin, and by a tenant for itself."""
 
 import asyncio
+import json
 import shutil
 import socket
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from deployments.ingress.ingress import create_app
 from deployments.orders.tier_orders import read_retry
 from deployments.registry.adapter_record import AdapterRecord
-from deployments.registry.records import TenantRecord
+from deployments.registry.alias import EndedCanary
+from deployments.registry.records import KeyRecord, Role, TenantRecord, adapter_key
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, Unavailable
 from tests.support.ingress import (
@@ -463,6 +466,31 @@ async def test_a_tenant_is_not_told_an_admins_key(admin, world, two):
     assert shown["aliases"]["production"]["ended"][0]["why"] == "rolled back by an operator"
     by = {v["digest"]: (v["by"], v["retired_by"]) for v in shown["versions"]}
     assert by[digest] == ("an operator", None) and by[two[1]][1] == "an operator"
+
+
+async def test_of_what_earlier_releases_wrote_a_tenant_is_told_its_own_keys_alone(world, two):
+    """They wrote of an admin's key what they wrote of a tenant's."""
+    flag(world, "t1", "self_publish")
+    mine = KeyRecord("0" * 64, Role.TENANT, "t1", "lp-Mine...", 1.0, revoked_s=2.0)
+    theirs = KeyRecord("1" * 64, Role.TENANT, "t2", "lp-Else...", 1.0)
+    for key in (mine, theirs):
+        world.registry.put(key.key, key.to_value(), None)
+    entry = world.registry.get(adapter_key("t1", "two"))
+    value = json.loads(json.dumps(entry.value))
+    value["versions"][0] |= {"by": mine.hint, "retired_by": "lp-Adm1...", "asserted_by": mine.hint}
+    value["versions"][1] |= {"by": "lp-Adm1...", "retired_by": theirs.hint}
+    ended = asdict(EndedCanary(two[0], 3.0, f"rolled back by lp-Adm1..., then by {mine.hint}"))
+    value["aliases"]["production"]["ended"] = [ended]
+    world.registry.put(entry.key, value, entry.rev)
+    async with InProcess(world) as client:
+        shown = (await client.get("/v1/adapters/t1/two")).json()
+        whole = await client.get("/v1/adapters/t1/two", headers=bearer(world.keys["admin"]))
+    by = {v["digest"]: (v["by"], v["retired_by"], v["asserted_by"]) for v in shown["versions"]}
+    assert by[two[0]] == ("lp-Mine...", "an operator", "lp-Mine...")
+    assert by[two[1]][:2] == ("an operator", "an operator")
+    (trial,) = shown["aliases"]["production"]["ended"]
+    assert trial["why"] == "rolled back by an operator, then by lp-Mine..."
+    assert "lp-Adm1..." in whole.text and "operator" not in whole.text
 
 
 # A tenant's own key -------------------------------------------------------------------------------
