@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
 from deployments.changes.adapters import Adapters
@@ -23,7 +24,8 @@ from deployments.registry.registry import ABSENT, Registry
 from deployments.registry.sqlite import SqliteRegistry
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.folder_store import FolderStore
-from engine.adapters.store import ObjectStore
+from engine.adapters.store import CONFIG, MANIFEST, TENSORS, ObjectStore, object_prefix
+from engine.errors import LoraplexError
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import BASE_NAME, write_adapter, write_base
 
@@ -112,3 +114,26 @@ def make_keeping(
     publisher = Publisher(used_registry, used_store, judge, sources, adapters, claims, clock)
     sweep = Sweep(used_registry, used_store, adapters, claims, grace_s=GRACE_S, clock=clock)
     return Keeping(root, spec, registry, store, import_store, publisher, adapters, sweep, now)
+
+
+def everything(keeping: Keeping):
+    """All that a failed publish must leave as it was."""
+    return keeping.registry.list("").entries, keeping.store.list("")
+
+
+def refused(keeping: Keeping, error, *args, words=None, **options) -> LoraplexError:
+    """Publishing raises `error`, and changes nothing."""
+    before = everything(keeping)
+    with pytest.raises(error, match=words) as raised:
+        keeping.publish(*args, **options)
+    assert everything(keeping) == before
+    assert 400 <= raised.value.status < 500
+    return raised.value
+
+
+def stored(keeping: Keeping, ref):
+    """The files of a version, by part."""
+    return {
+        part: keeping.store.local_path(f"{object_prefix(ref.tenant, ref.digest)}/{part}")
+        for part in (TENSORS, CONFIG, MANIFEST)
+    }

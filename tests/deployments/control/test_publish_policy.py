@@ -18,13 +18,6 @@ from tests.support.peft_folders import lora_tensors, peft_config
 from tests.support.published import make_keeping
 
 
-@pytest.fixture
-def keeping(tmp_path):
-    keeping = make_keeping(tmp_path)
-    yield keeping
-    keeping.registry.close()
-
-
 def allow(keeping, tenant="acme", **limits):
     record = dataclasses.replace(TenantRecord(tenant), **limits)
     keeping.registry.put(record.key, record.to_value(), None)

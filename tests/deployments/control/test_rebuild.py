@@ -15,13 +15,6 @@ from tests.support.published import make_keeping
 
 
 @pytest.fixture
-def keeping(tmp_path):
-    keeping = make_keeping(tmp_path)
-    yield keeping
-    keeping.registry.close()
-
-
-@pytest.fixture
 def empty(tmp_path):
     registry = SqliteRegistry(tmp_path / "new.db")
     yield registry

@@ -11,14 +11,6 @@ from deployments.control.sources import import_prefix
 from engine.adapters.store import CONFIG, TENSORS
 from engine.errors import AdapterRejected, InvalidRequest, NotFound, TooLarge
 from tests.support.peft_folders import lora_tensors, write_adapter
-from tests.support.published import make_keeping
-
-
-@pytest.fixture
-def keeping(tmp_path):
-    keeping = make_keeping(tmp_path)
-    yield keeping
-    keeping.registry.close()
 
 
 @pytest.fixture

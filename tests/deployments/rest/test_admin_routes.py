@@ -3,7 +3,7 @@
 import pytest
 
 from engine.errors import AdapterRejected, Unavailable
-from tests.support.ingress import InProcess, bearer, error_of
+from tests.support.ingress import bearer, error_of
 
 PUBLISH = {"tenant": "t2", "name": "new", "folder": "a/b"}
 REQUESTS = [
@@ -25,13 +25,6 @@ REQUESTS = [
     ("DELETE", "/v1/adapters/t1/bot/versions/aaaaaaaa", None),
     ("GET", "/v1/adapters/t1/bot/versions/production/files/adapter_config.json", None),
 ]
-
-
-@pytest.fixture
-async def admin(world):
-    async with InProcess(world) as client:
-        client.headers.update(bearer(world.keys["admin"]))
-        yield client
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS)

@@ -1,0 +1,27 @@
+"""Adapters as publishing inspects them: from their config and their file's header alone."""
+
+from __future__ import annotations
+
+import json
+
+from safetensors.torch import save
+
+from engine.adapters.peft import read_config
+from engine.adapters.tensorfile import TensorInfo
+from engine.adapters.validate import inspect
+from tests.support.peft_folders import peft_config
+
+
+def header(tensors):
+    raw = save(tensors)
+    length = int.from_bytes(raw[:8], "little")
+    entries = json.loads(raw[8 : 8 + length])
+    return {
+        name: TensorInfo(e["dtype"], tuple(e["shape"]), *e["data_offsets"])
+        for name, e in entries.items()
+    }
+
+
+def look(spec, tensors, **changes):
+    config = read_config(json.dumps(peft_config(**changes)).encode())
+    return inspect(config, header(tensors), spec.modules)
