@@ -19,8 +19,7 @@ TESTS ?= tests
 WORKERS ?= 2
 SCENARIO ?= noisy-neighbour
 SEED ?= 1
-LOAD_punica := --set requests=100
-LOAD ?= --set rate_factor=0.1 --set length_factor=0.25 $(LOAD_$(SCENARIO))
+LOAD ?= $(LOAD_$(SCENARIO))
 QUICKSTART ?= .loraplex/quickstart
 REPORT ?= .loraplex/load/$(SCENARIO)
 
@@ -53,6 +52,28 @@ bench-check: env
 
 isolation: env
 	@$(RUN) tests.bench_isolation $(ISOLATION)
+
+# Each scenario on two CPU cores, which draw about 110 tokens a second of some tens of rows: as much
+# above or below a tenant's share as the scenario is about, two minutes long.
+SIZED = --set rate_factor=$(1) --set length_factor=$(2) --set duration_s=$(3)
+LOAD_s-lora := $(call SIZED,1,0.1,120)
+LOAD_punica := $(call SIZED,0.3,0.06,120) --set requests=150
+LOAD_vtc-overload := $(call SIZED,0.6,0.25,90)
+LOAD_vtc-overload-8 := $(call SIZED,0.6,0.25,90)
+LOAD_vtc-weighted := $(call SIZED,0.6,0.25,90)
+LOAD_vtc-proportional := $(call SIZED,0.8,0.25,120)
+LOAD_vtc-on-off := $(call SIZED,0.8,0.25,120) --set on_off_s=20
+LOAD_vtc-on-off-overload := $(call SIZED,0.6,0.25,120) --set on_off_s=20
+LOAD_vtc-short-long := $(call SIZED,0.6,0.25,90)
+LOAD_vtc-in-out := $(call SIZED,0.3,0.25,90)
+LOAD_vtc-ramp := $(call SIZED,0.8,0.25,120)
+LOAD_vtc-shift := $(call SIZED,0.9,0.25,180) --set on_off_s=20
+LOAD_flash-crowd := $(call SIZED,0.3,0.25,120)
+LOAD_diurnal := $(call SIZED,0.4,0.25,120)
+LOAD_noisy-neighbour := $(call SIZED,0.3,0.25,120) --set quiet=1.5
+LOAD_cold-start := $(call SIZED,0.5,0.25,120) --set cold=40
+LOAD_campaign := $(call SIZED,0.3,0.25,120)
+LOAD_trace := $(call SIZED,1,0.25,120)
 
 LOADED := --quickstart $(QUICKSTART) --url http://127.0.0.1:$(PORT) --scenario $(SCENARIO) \
   --seed $(SEED) --roster $(dir $(REPORT))roster.json

@@ -26,7 +26,8 @@ async def show(
     if not console.is_terminal:
         while True:
             await asyncio.sleep(LINE_S)
-            console.print(line(tally, now_s(), duration_s), highlight=False)
+            told = line(tally, now_s(), duration_s)
+            console.print(told, highlight=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             live.update(screen(tally, now_s(), duration_s), refresh=True)

@@ -14,6 +14,7 @@ from loadgen.report.plots import Measure, Plot, distribution, first_of, gaps_of
 from loadgen.report.slo import Slo
 from loadgen.report.summary import Report, summarise
 from loadgen.report.tables import SHOWN, Table
+from loadgen.report.tables import warnings as run_warnings
 from loadgen.report.words import NONE, number, part, seconds
 
 NAMES = ("A", "B")
@@ -25,8 +26,13 @@ def write_comparison(first: Path, second: Path, out: Path, slo: Slo | None = Non
     """compare.html, compare.md and compare.json. Raises RunError."""
     runs = (Run.read(first), Run.read(second))
     reports = tuple(summarise(run, slo or Slo()) for run in runs)
-    titles = [f"{name}: {folder}" for name, folder in zip(NAMES, (first, second), strict=True)]
+    titles = [
+        f"{name}: {folder}: {r.facts.scenario}, seed {r.facts.seed}, {r.facts.began}"
+        for name, folder, r in zip(NAMES, (first, second), reports, strict=True)
+    ]
     warnings = differences(reports)
+    for name, report in zip(NAMES, reports, strict=True):
+        warnings += [f"{name}: {warning}" for warning in run_warnings(report)]
     shown = [numbers(reports), tenants(reports)]
     plots = [
         Plot("first", "Time to first token", "", _both(runs, first_of, "time to first token")),

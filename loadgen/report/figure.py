@@ -16,8 +16,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from loadgen.report.words import seconds
 
 WIDTH, HEIGHT = 6.4, 3.2
-MIN_S = 1e-4
+MIN_S = 1e-3
 """Nothing shorter is drawn: between two pieces that came in one read there is no time."""
+LOG_TICKS = (
+    (1.3, (1.0, 2.0, 3.0, 5.0, 7.0)),
+    (2.2, (1.0, 2.0, 5.0)),
+    (3.8, (1.0, 3.0)),
+    (math.inf, (1.0,)),
+)
+"""(decades below, where in each of them ticks are): from three to nine of them."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5f5f5f")
 """Told apart by colour-blind eyes too (after Okabe and Ito)."""
 INK, FAINT = "#222222", "#b8b8b8"
@@ -69,7 +76,7 @@ def log_seconds(axis: Any, values: Sequence[float]) -> None:
         places = MaxNLocator(5, steps=[1, 2, 2.5, 5]).tick_values(low, high)
         axis.set_major_locator(FixedLocator([p for p in places if low <= p <= high]))
     else:
-        subs = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
+        subs = next(subs for most, subs in LOG_TICKS if decades < most)
         axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=99))
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
     axis.set_minor_locator(NullLocator())

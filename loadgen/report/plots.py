@@ -26,6 +26,7 @@ from loadgen.report.figure import (
 from loadgen.report.groups import Group, deciles
 from loadgen.report.stats import Quantiles, cdf
 from loadgen.report.summary import Report
+from loadgen.report.timeline import Floats
 from loadgen.report.words import seconds
 
 MANY = 12
@@ -63,7 +64,7 @@ def distribution(series: Mapping[str, Sequence[Outcome]], measure: Measure, labe
                 known, parts = cdf(values)
                 ax.step(known, parts, where="post", color=colour, label=f"{name} ({len(values):,})")
                 # The few smallest would make the axis long and the rest of the curve short.
-                drawn += [v for v, part in zip(known, parts, strict=True) if part > 0.02]
+                drawn += [v for v, part in zip(known, parts, strict=True) if part > 0.05]
         if not drawn:
             return ""
         log_seconds(ax.xaxis, drawn)
@@ -124,7 +125,7 @@ def popularity(groups: Sequence[Group], measure: str, label: str) -> str:
         log_seconds(ax.yaxis, drawn)
         names = [f"{g.name}\n{g.num_adapters} ad.\n{g.requests} req." for g in groups]
         ax.set_xticks(range(len(groups)), names, fontsize=8)
-        ax.set_xlabel("adapters by popularity, the most popular left")
+        ax.set_xlabel("adapters (ad.) by popularity, the most popular left, and their requests")
         ax.set_ylabel(label)
         legend(ax, columns=3)
         return svg(figure)
@@ -155,7 +156,7 @@ def fairness(report: Report) -> str:
             below.text(
                 0.5,
                 0.5,
-                "never two tenants with work at the same time",
+                "never two tenants with work all through a window",
                 ha="center",
                 transform=below.transAxes,
                 color=INK,
@@ -169,13 +170,15 @@ def traffic(report: Report) -> str:
     """Requests due, good and failed; below, those under way and the adapters among them."""
     line = report.timeline
     with axes(height=5.2, rows=2) as (figure, (ax, below)):
-        starts, per_s = line.starts_s, 1 / line.window_s
-        ax.fill_between(starts, line.due * per_s, step="post", color=FAINT, alpha=0.6, label="due")
+        # The last window is as wide as the others.
+        edges, per_s = np.append(line.starts_s, len(line.due) * line.window_s), 1 / line.window_s
+        due = _to_the_end(line.due * per_s)
+        ax.fill_between(edges, due, step="post", color=FAINT, alpha=0.6, label="due")
         for name, values, colour in (
             ("of those within the SLO", line.good, COLOURS[2]),
             ("of those not answered", line.failed, COLOURS[1]),
         ):
-            ax.step(starts, values * per_s, where="post", color=colour, label=name)
+            ax.step(edges, _to_the_end(values * per_s), where="post", color=colour, label=name)
         ax.set_ylabel("requests/s")
         ax.set_ylim(bottom=0)
         legend(ax, columns=3)
@@ -199,7 +202,7 @@ def residency(report: Report) -> str:
         ax.step(at_s, device, where="post", color=COLOURS[0], label="on a device")
         ax.step(at_s, host, where="post", color=COLOURS[1], label="in host memory")
         ax.set_ylabel("adapters, over all replicas")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.15 * max(1, *device, *host))  # with room for the names of faults
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         legend(ax, columns=2)
         over_time(ax, report)
@@ -211,6 +214,11 @@ def over_time(ax: Axes, report: Report) -> None:
     ax.set_xlabel("seconds from the start")
     ax.set_xlim(0, max(report.facts.wall_s, report.timeline.window_s))
     _mark(ax, report, named=True)
+
+
+def _to_the_end(values: Floats) -> Floats:
+    """Values of windows, as those of the edges between them."""
+    return np.append(values, values[-1:])
 
 
 def _mark(ax: Axes, report: Report, named: bool = False) -> None:

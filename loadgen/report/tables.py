@@ -40,7 +40,7 @@ def headline(report: Report) -> Table:
         ("time to first token, p50 / p95 / p99", _three(whole.first)),
         ("gap between pieces of text, p50 / p95 / p99", _three(whole.gap)),
         ("time of a later token, p50 / p95 / p99", _three(whole.token)),
-        ("first request of an adapter: first token, p50 / p95 / p99", _three(report.cold)),
+        ("adapter's first request: first token, p50 / p95 / p99", _three(report.cold)),
         ("least popular tenants: first token, p50 / p95 / p99", _three(report.unpopular.first)),
         ("adapters being answered at once, p50 / max", _adapters(report)),
         ("Jain index, tenants with work", _index(report.timeline.jain_contended)),
