@@ -127,9 +127,8 @@ def _life(replica: Values) -> tuple[int, int]:
 
 
 def _tenants(before: Values | None, now: Values, interval_s: float) -> list[TenantFigures]:
-    known = {t["id"]: t["tokens"] for t in (before or {"tenants": ()})["tenants"]}
-    # One that wasn't there before has all its tokens from earlier on: nothing is known of it yet.
-    done = {t["id"]: max(0, t["tokens"] - known.get(t["id"], t["tokens"])) for t in now["tenants"]}
+    known = {t["id"]: t["tokens_by"] for t in (before or {"tenants": ()})["tenants"]}
+    done = {t["id"]: _drawn(known.get(t["id"], {}), t["tokens_by"]) for t in now["tenants"]}
     total = sum(done.values())
     weights = sum(t["weight"] for t in now["tenants"] if t["running"] + t["waiting"])
     made = [
@@ -146,6 +145,12 @@ def _tenants(before: Values | None, now: Values, interval_s: float) -> list[Tena
         for t in now["tenants"]
     ]
     return sorted(made, key=lambda t: (-t.tokens_s, -(t.running + t.waiting), t.id))
+
+
+def _drawn(before: Mapping[str, int], now: Mapping[str, int]) -> int:
+    """Tokens by the life of a core. Of one that didn't tell of the tenant before nothing is known
+    yet: its number has all from earlier on."""
+    return sum(max(0, tokens - before[life]) for life, tokens in now.items() if life in before)
 
 
 def _replica(pair: tuple[Values | None, Values], interval_s: float) -> ReplicaFigures:

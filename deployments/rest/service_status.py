@@ -63,7 +63,7 @@ def _replica(status: Values) -> dict[str, Any]:
         "ready": bool(status.get("ready")),
         "device": device.get("kind", ""),
         "max_rows": status.get("rows", 0),
-        "epoch": status.get("pids", {}).get("core", 0),
+        "epoch": _epoch(status),
         "adapters": {place: len(residency.get(place, ())) for place in PLACES},
         "loading": list(residency.get("loading", ()))[:LISTED_LOADS],
         "num_failed": len(status.get("failed", ())),
@@ -73,17 +73,25 @@ def _replica(status: Values) -> dict[str, Any]:
     }
 
 
+def _epoch(status: Values) -> int:
+    epoch: int = status.get("pids", {}).get("core", 0)
+    return epoch
+
+
 def _tenants(replicas: Iterable[Values]) -> list[dict[str, Any]]:
-    """Summed over replicas; of the lags the largest."""
+    """Summed over replicas; of the lags the largest. tokens_by: by the life of a core, for a
+    replica tells of a tenant for some seconds after its last request alone."""
     found: dict[str, dict[str, Any]] = {}
     for status in replicas:
+        life = f"{status['slot']}/{_epoch(status)}"
         for row in status.get("tenants", ()):
-            known = found.setdefault(row["id"], dict.fromkeys(row, 0))
+            known = found.setdefault(row["id"], {**dict.fromkeys(row, 0), "tokens_by": {}})
             found[row["id"]] = {
                 "id": row["id"],
                 "weight": max(known["weight"], row["weight"]),
                 "lag": max(known["lag"], row["lag"]),
                 **{n: known[n] + row[n] for n in ("running", "waiting", "tokens")},
+                "tokens_by": {**known["tokens_by"], life: row["tokens"]},
             }
     return list(found.values())
 

@@ -109,6 +109,16 @@ def test_of_many_tenants_the_busiest_are_named_and_the_rest_pooled() -> None:
     assert len(pooled["tenants"]) == 100 and pooled["others"]["num_tenants"] == 200
 
 
+def test_a_tenant_that_comes_to_another_replica_brings_no_old_tokens() -> None:
+    """A replica tells of a tenant for some seconds after its last request."""
+    first = service_status([replica(0, [tenant(0, tokens=900)]), replica(1, [])], 0.0, 10)
+    both = [replica(0, [tenant(0, tokens=940)]), replica(1, [tenant(0, tokens=5000)])]
+    assert figures(first, service_status(both, SECONDS, 10), 10).tenants[0].tokens_s == 20.0
+    # And takes none along that it had where it isn't told of any more.
+    again = figures(service_status(both, 0.0, 10), service_status(both[:1], SECONDS, 10), 10)
+    assert again.tenants[0].tokens_s == 0.0
+
+
 def test_a_core_that_began_again_counts_from_nothing() -> None:
     first, last = moments(1)
     for status in last["replicas"]:
