@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from deployments.canary.trial_counts import Side, Sides, Times
+from deployments.canary.trial_counts import Side, Sides, Times, in_words
 from deployments.config_sections import Count, Seconds, Section
 
 
@@ -27,7 +27,8 @@ class GateSection(Section):
     enabled           for every canary that doesn't say otherwise
     min_requests      of each side, before anything is decided
     error_margin      share of requests that the canary may fail beyond production's share
-    latency_quantile  that is compared, of each kind of time
+    latency_quantiles that are compared, of each kind of time; the middle too, since steps are
+                      shared: beside a slow canary production has slow requests as well
     first_margin, token_margin  how many times production's the canary's may be: until the first
                       text, and a token after that
     confidence        with which it must be worse
@@ -39,7 +40,9 @@ class GateSection(Section):
     enabled: bool = True
     min_requests: Count = 200
     error_margin: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    latency_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    latency_quantiles: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1)
+    ] = (0.5, 0.9)
     first_margin: Annotated[float, Field(ge=1)] = 1.5
     token_margin: Annotated[float, Field(ge=1)] = 1.5
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.999
@@ -125,14 +128,16 @@ def view(sides: Sides, gate: GateSection) -> dict[str, Any]:
 
 
 def _side_view(side: Side, gate: GateSection) -> dict[str, Any]:
-    first, token = (_quantile(kind.of(side), gate.latency_quantile) for kind in kinds(gate))
+    first, token = (
+        [_quantile(kind.of(side), q) for q in gate.latency_quantiles] for kind in kinds(gate)
+    )
     return {
         "requests": side.requests,
         "failed": side.failed,
         "errors": dict(side.errors),
         "first_s": first,
         "token_s": token,
-        "quantile": gate.latency_quantile,
+        "quantiles": list(gate.latency_quantiles),
     }
 
 
@@ -153,16 +158,16 @@ def _slower(sides: Sides, gate: GateSection, z: float, kind: Kind) -> str | None
     canary, before = (kind.of(side) for side in sides)
     if min(len(canary), len(before)) < gate.min_requests:
         return None
-    q = gate.latency_quantile
-    least, most = quantile_bounds(canary, q, z)[0], quantile_bounds(before, q, z)[1]
-    if least <= kind.margin * most:
-        return None
-    own, others = (_quantile(times, q) or 0.0 for times in (canary, before))
-    return (
-        f"its {kind.name} at p{100 * q:g} is {own * 1e3:.3g} ms, production's"
-        f" {others * 1e3:.3g} ms: at least {least / most:.1f} times as long; {kind.margin:g} times"
-        " are allowed"
-    )
+    for q in gate.latency_quantiles:
+        least, most = quantile_bounds(canary, q, z)[0], quantile_bounds(before, q, z)[1]
+        if least > kind.margin * most:
+            own, others = (_quantile(times, q) or 0.0 for times in (canary, before))
+            return (
+                f"its {kind.name} at p{100 * q:g} is {in_words(own)}, production's"
+                f" {in_words(others)}: at least {least / most:.1f} times as long;"
+                f" {kind.margin:g} times are allowed"
+            )
+    return None
 
 
 def _quantile(times: Times, q: float) -> float | None:

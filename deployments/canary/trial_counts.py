@@ -141,3 +141,10 @@ class Sides:
     @classmethod
     def from_wire(cls, value: Mapping[str, Any]) -> Self:
         return cls(Side.from_wire(value["canary"]), Side.from_wire(value["production"]))
+
+
+def in_words(seconds: float) -> str:
+    """Three digits, in the unit that fits."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from deployments.canary.trial_counts import in_words
+
 
 def canary_lines(adapter: Mapping[str, Any]) -> list[str]:
     """adapter: as `GET /v1/adapters/TENANT/NAME` answers."""
@@ -31,8 +33,9 @@ def _running(alias: Mapping[str, Any], trial: Mapping[str, Any] | None) -> list[
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
     times = [
-        f"{what} p{100 * side['quantile']:g} {seconds * 1e3:.3g} ms"
-        for what, seconds in (("first text", side["first_s"]), ("a token", side["token_s"]))
+        f"{what} p{100 * q:g} {in_words(seconds)}"
+        for what, known in (("first text", side["first_s"]), ("a token", side["token_s"]))
+        for q, seconds in zip(side["quantiles"], known, strict=True)
         if seconds is not None
     ]
     counts = f"{side['failed']} of {side['requests']} requests failed"

@@ -16,6 +16,7 @@ from deployments.canary.trial_counts import Sides, Trial
 from deployments.changes.adapters import Adapters
 from deployments.ingress.trials import TRIALS_VERSION
 from engine.errors import Conflict, InvalidRequest
+from engine.log_lines import fields
 
 logger = logging.getLogger(__name__)
 KEPT_S = 600.0
@@ -73,8 +74,12 @@ class Gatekeeper:
         except Conflict as error:
             logger.info("canary gate: %s", error.message)
             return False
+        tenant = trial.model.partition("/")[0]
+        about = fields(tenant=tenant, adapter=trial.model, version=trial.canary)
         canary = trial.canary[:12]
-        logger.warning("canary gate rolled %s of %s back: %s", canary, trial.model, why)
+        logger.warning(
+            "canary gate rolled %s of %s back: %s", canary, trial.model, why, extra=about
+        )
         return True
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.canary.gate import GateSection, State, decide, excess, quantile_bounds, wilson
-from deployments.canary.trial_counts import MAX_CODES, OTHER, Side, Sides, Times
+from deployments.canary.trial_counts import MAX_CODES, OTHER, Side, Sides, Times, in_words
 
 GATE = GateSection()
 Z = 3.0902  # of 0.999, one-sided
@@ -24,6 +24,15 @@ def side(answered: int, failed: int = 0, *, first_s: float = 0.1, token_s: float
         spread = 0.9 + 0.2 * number / answered
         made.first.add(first_s * spread)
         made.token.add(token_s * spread)
+    return made
+
+
+def tailed(answered: int, tail_s: float) -> Side:
+    """As any other, but that the first text of a fifth of the requests takes `tail_s`."""
+    made = side(answered * 4 // 5)
+    for _ in range(answered - made.answered):
+        made.first.add(tail_s)
+    made.answered = answered
     return made
 
 
@@ -41,9 +50,11 @@ def side(answered: int, failed: int = 0, *, first_s: float = 0.1, token_s: float
         (side(9700, 300), side(9900, 100), State.HOLDING, "no worse"),  # 2 % more: the margin
         (side(9500, 500), side(9900, 100), State.WORSE, "5"),
         (side(200), side(100, 100), State.HOLDING, "no worse"),
-        (side(300, first_s=0.2), side(300), State.WORSE, "time to the first text at p90"),
+        (side(300, first_s=0.2), side(300), State.WORSE, "time to the first text at p50"),
+        (side(300, first_s=0.2), tailed(300, 0.5), State.WORSE, "time to the first text at p50"),
+        (tailed(300, 0.5), side(300), State.WORSE, "time to the first text at p90"),
         (side(300, first_s=0.14), side(300), State.HOLDING, "no worse"),
-        (side(300, token_s=0.02), side(300), State.WORSE, "time of a token at p90"),
+        (side(300, token_s=0.02), side(300), State.WORSE, "time of a token at p50"),
         (side(300), side(300, first_s=5, token_s=1), State.HOLDING, "no worse"),
     ],
 )
@@ -51,6 +62,14 @@ def test_verdicts(canary: Side, production: Side, state: State, words: str) -> N
     verdict = decide(Sides(canary, production), GATE)
     assert verdict.state is state, verdict
     assert words in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.01237, "12.4 ms"), (0.9996, "1 s"), (35.5, "35.5 s"), (999.7, "1,000 s")],
+)
+def test_times_are_told_in_the_unit_that_fits(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
 
 
 def test_times_that_too_few_requests_have_decide_nothing() -> None:
