@@ -29,11 +29,11 @@ from deployments.platform.hosts import (
     node_here,
     num_nodes,
 )
-from deployments.platform.serve_process import serve_instance
+from deployments.platform.serve_process import CONTROL, serve_instance
 from deployments.registry import open_registry
 from deployments.replica.replica import Replica
 from deployments.telemetry.instrument import Where
-from deployments.telemetry.logs import about_request
+from deployments.telemetry.logs import about_request, for_request
 from deployments.telemetry.metering import metering
 from deployments.telemetry.tracing import tracing
 from engine.adapters.store import open_store
@@ -102,24 +102,33 @@ class ControlHost:
             if self._metering is not None:
                 self._running.append(asyncio.create_task(self._metering.run()))
 
+    @for_request
     async def stage(self, order: dict[str, Any]) -> dict[str, Any]:
         return await self._control.stage(order)
 
+    @for_request
     async def register(self, version: dict[str, Any], placing: dict[str, Any]) -> dict[str, Any]:
         return await self._control.register(version, placing)
 
     async def observe(self, report: dict[str, Any]) -> dict[str, Any]:
         return await self._control.observe(report)
 
+    async def core_died(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self._control.core_died(order)
+
+    @for_request
     async def trial(self, model: str) -> dict[str, Any]:
         return await self._control.trial(model)
 
+    @for_request
     async def sweep(self, dry_run: bool) -> dict[str, Any]:
         return await self._control.sweep(dry_run)
 
+    @for_request
     async def lease_tokens(self, order: dict[str, Any]) -> dict[str, Any]:
         return self._control.lease_tokens(order)
 
+    @for_request
     async def usage(self, tenants: list[str] | None, after: str, limit: int) -> dict[str, Any]:
         return await self._control.usage(tenants, after, limit)
 
@@ -141,7 +150,7 @@ def compose(config: AppConfig, replica: type[Replica] = Replica) -> serve.Applic
     revision = base_revision(config.base.path, config.base.revision)
     replicas = _replica_deployment(config, replica).bind(config.replica_config(revision, home))
     control = serve.deployment(
-        name="Control",
+        name=CONTROL,
         num_replicas=1,
         max_ongoing_requests=MAX_CONTROL,
         ray_actor_options={"num_cpus": 0},

@@ -8,6 +8,7 @@ replica's event loop stays free. Answers are plain: a value, or {"error": ...}.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import logging
 import time
@@ -34,7 +35,7 @@ from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from deployments.telemetry.instrument import Instrument
-from deployments.telemetry.instruments import GATE_ROLLBACKS, PUBLISHES, SWEEPS
+from deployments.telemetry.instruments import CORE_DEATHS, GATE_ROLLBACKS, PUBLISHES, SWEEPS
 from deployments.telemetry.metering import Metering
 from engine.adapters.basecopy import BaseWeights
 from engine.adapters.store import open_store
@@ -64,6 +65,8 @@ class Control:
         metering: Metering | None = None,
     ) -> None:
         self._metering = metering
+        if metering is not None:
+            metering.tally.add(CORE_DEATHS, 0)  # so that the first one is an increase
         self._registry: Registry = open_registry(config.registry_url)
         self._tokens = TokenBook(time.monotonic)
         self._usage = UsageKeeper(replicas, self._registry, time.monotonic)
@@ -144,6 +147,13 @@ class Control:
         """See `Gatekeeper.trial`."""
         return await self._answer(self._gate, lambda: self._gatekeeper.trial(model))
 
+    def core_died(self, order: Mapping[str, Any]) -> Answer:
+        """A replica's last word: its core has ended by itself. order: {"replica": its name}."""
+        if self._metering is not None:
+            self._metering.tally.add(CORE_DEATHS, 1)
+        logger.error("the core of replica %s has died", order.get("replica", "?"))
+        return {}
+
     def lease_tokens(self, order: Mapping[str, Any]) -> Answer:
         """See `TokenBook.lease`. Waits for nothing."""
         try:
@@ -183,7 +193,9 @@ class Control:
 
     async def _answer(self, threads: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            # With what is known of the request, for the log lines of the thread.
+            run = contextvars.copy_context().run
+            return await asyncio.get_running_loop().run_in_executor(threads, run, work)
         except LoraplexError as error:
             return {"error": dataclasses.asdict(error.info())}
 

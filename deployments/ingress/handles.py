@@ -29,6 +29,7 @@ from deployments.orders.tier_orders import prefetch_order
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.version_record import VersionRecord
 from deployments.rest.answers import Event, error_of
+from deployments.telemetry.logs import about_request
 from engine.errors import LoraplexError, ReplicaLost, Unavailable
 from engine.types import AdapterRef, Tenant, adapter_to_wire
 from router.counters import RouterCounters
@@ -192,8 +193,11 @@ class RayControl:
         return await self._call("usage", tenants, after, limit)
 
     async def _call(self, method: str, *args: Any) -> dict[str, Any]:
+        about = dict(about_request())
+        known = {"about": about} if about else {}
+        handle = self._handle.options(method_name=method)
         try:
-            answer: dict[str, Any] = await self._handle.options(method_name=method).remote(*args)
+            answer: dict[str, Any] = await handle.remote(*args, **known)
         except (RayError, RayServeException) as error:
             logger.warning("control: %s", error)
             raise Unavailable(

@@ -30,6 +30,7 @@ from deployments.replica.call_wire import read_call
 from deployments.replica.calls import Pace, late
 from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
+from deployments.replica.leaving import leave_soon
 from deployments.replica.open_calls import OpenCalls
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
@@ -227,11 +228,7 @@ class Replica:
         self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
 
     async def _leave_soon(self) -> None:
-        """The events have left our hands when no call is open; Ray then still sends the last."""
-        until = self._clock() + self._config.drain_s
-        while self._calls.num_open and self._clock() < until:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(self._config.drain_s / 2)
+        await leave_soon(lambda: self._calls.num_open, self._config.drain_s, self._clock)
         self._leave(1)
 
     # What Ray asks ------------------------------------------------------------------------------

@@ -119,10 +119,11 @@ def _parts(prefix: str) -> tuple[Alert, ...]:
     return (
         Alert(
             "LoraplexCoreDied",
-            f"sum(increase({q.name(i.LOSSES)}[10m])) > 0",
+            f"sum(increase({q.name(i.LOSSES)}[10m])) > 0"
+            f" or sum(increase({q.name(i.CORE_DEATHS)}[10m])) > 0",
             "0m",
             "page",
-            "A core or its replica died under {{ $value | humanize }} requests.",
+            "A core or a replica has died within ten minutes.",
             "Its log says why. An error of the GPU: look at the node. Memory: lower"
             " memory.utilisation or memory.host_bytes.",
         ),

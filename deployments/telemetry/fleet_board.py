@@ -84,6 +84,12 @@ def _parts(q: Queries) -> tuple[Panel, ...]:
             (("{{code}}", q.rate(i.LOSSES, "code")),),
         ),
         Panel(
+            "Cores that died",
+            "short",
+            (("an hour", f"3600 * {seldom(q.rate(i.CORE_DEATHS))}"),),
+            "Under requests or none. Why: the replica's log.",
+        ),
+        Panel(
             "Canaries that the gate rolled back",
             "short",
             (("an hour", f"3600 * {seldom(q.rate(i.GATE_ROLLBACKS))}"),),

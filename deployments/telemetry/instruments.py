@@ -231,6 +231,12 @@ EVICTIONS = counter(
 
 # Processes ----------------------------------------------------------------------------------------
 CORE_STARTED = gauge(_R, "core.start_time", "s", "When the core was ready, in Unix seconds.")
+CORE_DEATHS = counter(
+    _C,
+    "core.deaths",
+    "{core}",
+    "Cores that have ended by themselves, under requests or none, as their replicas told.",
+)
 LOADER_RESTARTS = counter(
     _R, "loader.restarts", "{restart}", "Times the loader ended and was started again."
 )

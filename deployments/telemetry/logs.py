@@ -5,8 +5,9 @@ Prompts and answers are logged for those tenants alone whose flag `log_content` 
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,6 +31,24 @@ def begin_request(request_id: str) -> dict[str, Any]:
 def about_request() -> Mapping[str, Any]:
     """For `engine.log_lines.log_as_json`."""
     return _ABOUT.get() or _NOTHING
+
+
+Method = Callable[..., Awaitable[dict[str, Any]]]
+
+
+def for_request(method: Method) -> Method:
+    """A method that also takes `about`, as the caller's `about_request` has it: so its log lines
+    are of the same request."""
+
+    @functools.wraps(method)
+    async def called(
+        self: object, *args: Any, about: Mapping[str, Any] = _NOTHING
+    ) -> dict[str, Any]:
+        if about:
+            begin_request(str(about.get("request_id", ""))).update(about)
+        return await method(self, *args)
+
+    return called
 
 
 class ContentLog:

@@ -498,6 +498,7 @@ def test_a_lost_replica_ends_its_streams_with_an_error_and_is_replaced(
     http, client, url, admin_key, victim, collector
 ):
     losses = collector.counted(i.LOSSES.name)
+    deaths = collector.counted(i.CORE_DEATHS.name)
     wait_for(lambda: len(replicas(url, admin_key)) == 2, 60)
     body = {"model": "t1/one", "prompt": "a", "max_tokens": 4000, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
@@ -512,6 +513,8 @@ def test_a_lost_replica_ends_its_streams_with_an_error_and_is_replaced(
         "core_lost",
     )
     collector.wait(lambda: collector.counted(i.LOSSES.name) > losses)
+    if victim == "core":
+        collector.wait(lambda: collector.counted(i.CORE_DEATHS.name) == deaths + 1)
     answer = client.completions.create(model="t1/one", prompt="a", max_tokens=3)
     assert counted(answer.choices[0].text) == [1001, 1002, 1003]
     wait_for(lambda: not any(_alive(pid) for pid in pids.values()), 10)

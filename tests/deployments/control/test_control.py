@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 from dataclasses import asdict
 
 import pytest
@@ -19,9 +21,11 @@ from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import CANARY
 from deployments.registry.records import TenantRecord
 from deployments.registry.registry import ABSENT
-from deployments.telemetry.instruments import GATE_ROLLBACKS
+from deployments.telemetry.instruments import CORE_DEATHS, GATE_ROLLBACKS
+from deployments.telemetry.logs import about_request, for_request
 from deployments.telemetry.metering import Metering
 from deployments.telemetry.section import TelemetrySection
+from engine.log_lines import JsonLines
 from engine.model.spec import BackboneSpec
 from tests.support.peft_folders import (
     BASE_NAME,
@@ -109,6 +113,48 @@ async def test_a_rollback_by_the_gate_is_counted_once(config, folder):
         seen.append(told(meter, GATE_ROLLBACKS))
     control.close()
     assert seen == [{(): 0}, {(): 1}, {(): 1}]
+
+
+async def test_a_core_that_died_is_counted(config, caplog):
+    meter = Metering(TelemetrySection(), Resource({}), [])
+    control = Control(config, metering=meter)
+    seen = [told(meter, CORE_DEATHS)]  # the first one must be an increase
+    for _ in range(2):
+        assert control.core_died({"replica": "Replica#7"}) == {}
+        seen.append(told(meter, CORE_DEATHS))
+    control.close()
+    assert seen == [{(): 0}, {(): 1}, {(): 2}]
+    assert "the core of replica Replica#7 has died" in caplog.text
+
+
+async def test_lines_of_control_s_threads_are_of_the_request_that_called(config, control):
+    registry = open_registry(config.registry_url)
+    registry.put("adapter/acme/odd", {"v": 99}, ABSENT)
+    registry.close()
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonLines("control", about_request))
+    logger = logging.getLogger("deployments.control")
+    logger.addHandler(handler)
+    try:
+        about = {"request_id": "r-1", "trace_id": "t"}
+        await asyncio.create_task(Host(control).sweep(about=about))
+        await asyncio.create_task(Host(control).sweep())
+    finally:
+        logger.removeHandler(handler)
+    ids = [json.loads(line).get("request_id") for line in lines.getvalue().splitlines()]
+    assert ids == ["r-1", None]
+
+
+class Host:
+    """As the deployment has control."""
+
+    def __init__(self, control):
+        self._control = control
+
+    @for_request
+    async def sweep(self):
+        return await self._control.sweep()
 
 
 async def test_the_config_s_names_of_the_base_are_accepted(control, folder):
