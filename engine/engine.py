@@ -89,7 +89,7 @@ class Engine:
             case Drop():
                 self.scheduler.retire(message, now)
             case Retry(ref):
-                self.scheduler.cache.retry(ref)
+                self.scheduler.cache.obstacles.forget(ref)
             case LoadDone():
                 self.scheduler.loaded(message, now)
             case ServiceElsewhere(peers):

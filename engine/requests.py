@@ -215,7 +215,7 @@ class Requests:
             return error.info()
         if request.adapter is None:
             return None
-        return self._cache.refusal(request.adapter) or self._cache.obstacle(request.adapter, now)
+        return self._cache.obstacles.of(request.adapter, now)
 
     def _leave_queue(self, sequence: Sequence, now: float) -> None:
         self._queue.remove(sequence)

@@ -132,7 +132,7 @@ class Scheduler:
         """The next plan, which the caller launches; None where there is nothing for the device."""
         self._now = now
         oldest = self._running.oldest
-        self.cache.turns.oldest = None if oldest is None else oldest.adapter_key
+        self.cache.yielding.oldest = None if oldest is None else oldest.adapter_key
         self.cache.advance(now, self._last_plan)
         for key, is_open in self.cache.take_changes().items():
             self._queue.set_open(key, is_open)
@@ -261,7 +261,7 @@ class Scheduler:
     def _make_way_for_adapters(self, step: Step) -> None:
         """Preempts for adapters that wait for room: users of those that were to yield and have not
         drained in time, and sequences of tenants above their share where it is pages that lack."""
-        for version in self.cache.turns.overdue(step.now):
+        for version in self.cache.yielding.overdue(step.now):
             while step.preempt(self._preemption.for_drain(version.key)):
                 pass
         tenant = self.cache.starved

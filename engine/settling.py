@@ -105,6 +105,6 @@ class Settling:
         error, is_last = self._quarantine.fault(ref, now)
         outputs = [self._requests.finish(sequence, FinishReason.ERROR, now, error)]
         if ref is not None and is_last:
-            self._cache.refuse(ref, error, now)
+            self._cache.obstacles.refuse(ref, error, now)
             outputs += self._requests.end_waiting(ref.key, error, now)
         return outputs

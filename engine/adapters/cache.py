@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 
 from engine.accounts import Accounts
-from engine.adapters.failures import mismatch, unfit
+from engine.adapters.failures import mismatch
 from engine.adapters.host import HostPool
 from engine.adapters.lease import Lease
 from engine.adapters.lifecycle import Lifecycle
@@ -24,8 +24,8 @@ from engine.adapters.promotion import Promotion, UploadOrder
 from engine.adapters.quotas import Quotas
 from engine.adapters.residency import is_at
 from engine.adapters.residents import Residents
-from engine.adapters.turns import Turns
 from engine.adapters.version import State, Tier, Version
+from engine.adapters.yielding import Yielding
 from engine.arena import Arena
 from engine.config import AdapterConfig
 from engine.errors import ErrorInfo
@@ -57,9 +57,6 @@ class AdapterCache:
         itemsize: int,
         accounts: Accounts,
     ) -> None:
-        self._pool = pool
-        self._arena = arena
-        self._itemsize = itemsize
         self._accounts = accounts
         self._on_host, self._on_device = Quotas(), Quotas()
         self.usage = UsageBook(self._on_host.byte_seconds, self._on_device.byte_seconds)
@@ -78,39 +75,25 @@ class AdapterCache:
             self._account,
             life.on_dropped,
         )
-        self.turns = Turns(self._residents, self._on_device, config, self._account, slack)
+        self.yielding = Yielding(self._residents, self._on_device, config, self._account, slack)
         self._promotion = Promotion(
             arena,
             self._residents,
             self.reclaim,
-            self.turns,
+            self.yielding,
             config,
             self._account,
             self._loading.refresh,
         )
         life.begin(self._loading, self._promotion, self._residents)
         self._pins = Pins(arena, pool, life.versions, life.changed, self._bring)
-        self._obstacles = Obstacles(config, self._pins, itemsize)
+        self.obstacles = Obstacles(config, arena, pool, self._pins, life.counts, itemsize)
         self._loads: list[Load] = []
         self._uploads: list[UploadOrder] = []
         self.num_loads = 0
         self.counts = life.counts
 
     # What requests ask
-
-    def refusal(self, ref: AdapterRef) -> ErrorInfo | None:
-        """Why this version can never be served here, with the numbers; None if it can."""
-        return unfit(ref, ref.num_elements * self._itemsize, self._pool, self._arena)
-
-    def obstacle(self, ref: AdapterRef, now: float) -> ErrorInfo | None:
-        """Why it can't be served at present, see `Obstacles`."""
-        return self._obstacles.of(ref, now)
-
-    def refuse(self, ref: AdapterRef, error: ErrorInfo, now: float) -> None:
-        """Requests for it are answered with this error for `permanent_failure_ttl_s`."""
-        failures = self._obstacles.failures
-        self.counts.num_refused += failures.get(ref.key, now) is None
-        failures.add(ref.key, error, True, now, stays=True)
 
     def want(self, ref: AdapterRef, tenant: Tenant) -> None:
         """One more request, of this tenant, waits for it."""
@@ -157,12 +140,8 @@ class AdapterCache:
 
     def retire(self, drop: Drop, now: float) -> None:
         """See `messages.Drop`; requests are the caller's."""
-        self._obstacles.retired.add(drop, now)
+        self.obstacles.retired.add(drop, now)
         self._pins.drop(drop.ref.key)
-
-    def retry(self, ref: AdapterRef) -> None:
-        """See `messages.Retry`."""
-        self._obstacles.forget(ref)
 
     def acquire(self, ref: AdapterRef) -> Lease | None:
         """The right to use it, if it is on the device and admission to it is open."""
@@ -201,8 +180,8 @@ class AdapterCache:
         if error is not None:
             self._loading.drop(version)
             self._life.forget(version)
-            return self._obstacles.failures.add(version.key, error, done.permanent, now)
-        self._obstacles.failures.succeeded(version.key)
+            return self.obstacles.failures.add(version.key, error, done.permanent, now)
+        self.obstacles.failures.succeeded(version.key)
         if self._loading.is_charged(version.key):
             self._accounts.loaded(version.ref.tenant, version.num_bytes)
         self.usage.of(version.ref.tenant).loaded_bytes += version.num_bytes
@@ -222,7 +201,7 @@ class AdapterCache:
         """Decides what can go on. plan_id: the last launched plan."""
         self.pass_time(now)
         self.counts.begin_step()
-        for ref in self._obstacles.retired.leaving(self._life.versions, now):
+        for ref in self.obstacles.retired.leaving(self._life.versions, now):
             self._life.drop(ref, plan_id)
         self._pins.advance(now)
         self._uploads += self._promotion.advance(now, plan_id)
@@ -308,7 +287,7 @@ class AdapterCache:
         self, ref: AdapterRef, tier: Tier, now: float, is_ordered: bool = True
     ) -> Version | None:
         """Towards that tier though no request waits. None for what can't be served."""
-        if self.obstacle(ref, now) is not None or self.refusal(ref) is not None:
+        if self.obstacles.of(ref, now) is not None:
             return None
         version = self._life.version(ref)
         if version.state is State.DEVICE:

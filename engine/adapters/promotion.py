@@ -1,8 +1,8 @@
 """HOST to DEVICE: who gets a run of the arena next.
 
 Those of the tenant with the least account come first. One that finds no room, even after all that
-is idle has gone, makes others yield (`Turns`); once enough have drained they go together. Standard
-library only.
+is idle has gone, makes others yield (`Yielding`); once enough have drained they go together.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from heapq import nsmallest
 from itertools import chain
 
 from engine.adapters.residents import Residents
-from engine.adapters.turns import Claimant, Turns
 from engine.adapters.version import State, Tier, Version
+from engine.adapters.yielding import Claimant, Yielding
 from engine.arena import Arena
 from engine.config import AdapterConfig
 from engine.reclaim import Reclaim
@@ -45,7 +45,7 @@ class Promotion:
         arena: Arena,
         residents: Residents,
         reclaim: Reclaim,
-        turns: Turns,
+        yielding: Yielding,
         config: AdapterConfig,
         account: Callable[[str], float],
         changed: Callable[[Version], None],
@@ -53,7 +53,7 @@ class Promotion:
         self._arena = arena
         self._residents = residents
         self._reclaim = reclaim
-        self._turns = turns
+        self._yielding = yielding
         self._quotas = reclaim.quotas
         self._config = config
         self._account = account
@@ -89,8 +89,8 @@ class Promotion:
         self._residents.take_evicted()  # what has gone before made way for others
         if self._waiting:
             self._claim_in_turn(now, plan_id)
-        elif self._turns.is_yielding:
-            self._turns.reopen()
+        elif self._yielding.is_yielding:
+            self._yielding.reopen()
         return self._begin_uploads(now) if self._claimed else []
 
     def uploaded(self, key: str, now: float) -> Version:
@@ -109,7 +109,7 @@ class Promotion:
         assert all(v.state is State.HOST for v in self._waiting.values())
         assert all(v.state is State.CLAIMED for v in self._claimed.values())
         assert all(v.state is State.UPLOADING for v in self._uploading.values())
-        self._turns.check()
+        self._yielding.check()
         placed = list(self._placed())
         assert len(placed) == self._arena.num_adapters
         by_tenant: Counter[str] = Counter()
@@ -131,10 +131,10 @@ class Promotion:
                 first_blocked = version
                 if self._claim_from_others(version, now, plan_id):
                     first_blocked = None
-                elif self._turns.is_yielding or self.starved or self._keeps_room:
+                elif self._yielding.is_yielding or self.starved or self._keeps_room:
                     break
-        if first_blocked is None and self._turns.is_yielding:
-            self._turns.reopen()
+        if first_blocked is None and self._yielding.is_yielding:
+            self._yielding.reopen()
 
     def _claim(self, version: Version, now: float, plan_id: int) -> bool:
         """A run for it, from what is free or idle. Only what is asked for is worth evicting."""
@@ -185,8 +185,8 @@ class Promotion:
         )
         is_long = now - version.blocked_since_s >= self._config.min_residency_s
         claimant = Claimant(version, shortage, is_bound)
-        self._keeps_room = self._turns.close(claimant, self._waiting.values(), now) and is_long
-        drained = self._turns.drained()
+        self._keeps_room = self._yielding.close(claimant, self._waiting.values(), now) and is_long
+        drained = self._yielding.drained()
         num_drained = sum(v.num_pages for v in drained)
         if num_available + num_drained < version.num_pages:
             self.starved = version if is_long and not is_bound else None
@@ -196,7 +196,7 @@ class Promotion:
         for victim in drained:
             self._residents.evict(victim, plan_id)
             if self._claim(version, now, plan_id):
-                self._turns.reopen()
+                self._yielding.reopen()
                 return True
         return False
 

@@ -2,69 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.accounts import MAX_IDLE, Accounts
-from engine.config import AccountConfig
+from engine.accounts import MAX_IDLE
 from engine.expectation import HISTORY
-from engine.orders import MAX_LOOKS, NEAR_EQUALS, Ages, Entries, Turns, locality_score
-from engine.prices import prices_of
 from engine.types import Tenant
-
-A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
-W_P, W_Q = 1.0, 2.0
-
-
-def accounts(**fields: object) -> Accounts:
-    config = replace(AccountConfig(w_p=W_P, w_q=W_Q, default_output=256), **fields)  # type: ignore[arg-type]
-    return Accounts(config, prices_of(config, 100))
-
-
-class Waiting:
-    """What tenants wait for: `orders` of the next request of each."""
-
-    def __init__(self, orders: dict[str, float] | None = None) -> None:
-        self.orders = orders or {}
-        self.num_asked = 0
-
-    def age(self, tenant: str) -> float:
-        self.num_asked += 1
-        return self.orders[tenant]
-
-    def by_age(self) -> Entries:
-        return sorted((order, tenant) for tenant, order in self.orders.items())
-
-
-def turns_of(books: Accounts, tenants: set[str]) -> Turns:
-    return books.turns(tenants, aged=Waiting())
-
-
-def serve(books: Accounts, request_id: str, tenant: Tenant, num_prompt: int, num_out: int) -> None:
-    """A whole request, ending by itself."""
-    books.arrive(request_id, tenant)
-    books.admit(request_id, num_prompt, num_out)
-    books.computed(request_id, num_prompt)
-    books.produced(request_id, num_out)
-    books.finish(request_id, completed=True)
-    books.check()
-
-
-def state(books: Accounts, tenant: Tenant) -> tuple[float, float]:
-    books.check()
-    account = books.account(tenant.id)
-    return account.settled, account.outstanding
-
-
-# Charge, top-up, refund
+from tests.support.accounting import W_P, W_Q, A, B, C, accounts, serve, state
 
 
 def test_a_request_is_charged_when_admitted_and_settled_as_it_is_served() -> None:
@@ -243,42 +189,6 @@ def test_under_vtc_only_what_is_served_counts() -> None:
     assert state(books, A) == (104, 0)
 
 
-def test_under_fcfs_the_oldest_request_goes_first_and_everybody_stands_alike() -> None:
-    books = accounts(order="fcfs")
-    for tenant, num_prompt in ((A, 500), (B, 0), (C, 10)):
-        books.arrive(tenant.id, tenant)
-        books.admit(tenant.id, num_prompt, 1)
-    turns = books.turns({"a", "b", "c"}, aged=Waiting({"a": 2.0, "b": 3.0, "c": 1.0}))
-    assert [turns.next() for _ in range(4)] == ["c", "a", "b", None]
-    assert {books.standing(tenant) for tenant in "abc"} == {0.0}
-
-
-def test_under_fcfs_nobody_is_asked_but_those_whose_turn_it_is() -> None:
-    """Of ten thousand; what the oldest wait for has changed since they were put in order."""
-    books = accounts(order="fcfs")
-    waiting = Waiting({f"t{i:05}": float(i) for i in range(10_000)})
-    turns = books.turns(waiting.orders.keys(), aged=waiting)
-    waiting.orders |= {"t00000": 2.5, "t00002": 20_000.0}
-    assert [turns.next() for _ in range(3)] == ["t00001", "t00000", "t00003"]
-    waiting.orders["t00001"] = 3.5
-    turns.again("t00001")
-    assert [turns.next() for _ in range(2)] == ["t00001", "t00004"]
-    assert waiting.num_asked < 12
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 9)), max_size=30))
-def test_ages_are_in_order_whatever_changes(changes: list[tuple[str, int | None]]) -> None:
-    ages, orders = Ages(), dict[str, float]()
-    for tenant, order in changes:
-        ages.put(tenant, order)
-        if order is None:
-            orders.pop(tenant, None)
-        else:
-            orders[tenant] = order
-        ages.check(orders)
-    assert ages.ascending() == sorted((order, tenant) for tenant, order in orders.items())
-
-
 def test_tokens_settled_together_are_settled_as_one_by_one() -> None:
     one, many = accounts(default_output=2), accounts(default_output=2)
     for books in (one, many):
@@ -291,24 +201,6 @@ def test_tokens_settled_together_are_settled_as_one_by_one() -> None:
             one.produced(name)
         assert [state(many, t) for t in (A, B)] == [state(one, t) for t in (A, B)]
     assert many.order() == one.order()
-
-
-def test_looking_for_candidates_is_bounded() -> None:
-    books = accounts()
-    names = [f"t{i:04}" for i in range(500)]
-    for name in names:
-        books.arrive(name, Tenant(name))
-    asked: list[str] = []
-    turns = books.turns(
-        set(names),
-        aged=Waiting(),
-        is_candidate=lambda t: bool(asked.append(t)),
-        max_looks=MAX_LOOKS,
-    )
-    assert turns.next() is None and len(asked) == MAX_LOOKS + 1
-
-
-# Order, turns, share
 
 
 def test_the_longest_idle_of_very_many_tenants_is_forgotten() -> None:
@@ -326,79 +218,6 @@ def test_the_longest_idle_of_very_many_tenants_is_forgotten() -> None:
     assert state(books, B) == (40, 0)
     serve(books, "back", A, 1, 1)
     assert state(books, A) == (43, 0), "it begins where the last to go idle stood"
-
-
-def test_the_order_follows_settled_plus_outstanding() -> None:
-    books = accounts()
-    for request_id, tenant in (("a", A), ("b", B), ("c", C)):
-        books.arrive(request_id, tenant)
-    books.admit("a", 100, 10)
-    books.admit("b", 50, 10)
-    assert books.order() == ["c", "b", "a"]
-    books.admit("c", 90, 10)
-    assert books.order() == ["b", "c", "a"]
-    books.finish("a", completed=False)
-    assert books.order() == ["b", "c"]
-
-
-def test_turns_follow_the_accounts_as_they_change() -> None:
-    books = accounts()
-    for tenant in (A, B, C):
-        for turn in range(3):
-            books.arrive(f"{tenant.id}{turn}", tenant)
-    books.admit("b0", 100, 1)
-    turns = turns_of(books, {"a", "b"})
-    assert turns.next() == "a"
-    books.admit("a0", 150, 1)
-    turns.again("a")
-    assert turns.next() == "b"
-    assert turns.next() == "a", "a tenant that isn't brought back holds up nobody"
-    assert turns.next() is None
-
-
-def test_locality_chooses_among_near_equals_only() -> None:
-    books = accounts(locality_slack_tokens=10.0)
-    for tenant, num_prompt in ((A, 0), (B, 8), (C, 13)):
-        books.arrive(tenant.id, tenant)
-        books.admit(tenant.id, num_prompt, 1)
-    score = {"a": 0.0, "b": 1.0, "c": 9.0}
-    turns = turns_of(books, {"a", "b", "c"})
-    assert [turns.next(score.__getitem__) for _ in range(4)] == ["b", "a", "c", None]
-    assert turns_of(books, {"a", "b"}).next(lambda tenant: 0.0) == "a", (
-        "of equals the least account"
-    )
-
-
-def test_locality_looks_at_a_bounded_number_of_tenants() -> None:
-    books = accounts()
-    tenants = [Tenant(f"t{i:04}") for i in range(1000)]
-    for tenant in tenants:
-        books.arrive(tenant.id, tenant)
-    asked: list[str] = []
-    turns = turns_of(books, {tenant.id for tenant in tenants})
-    turns.next(lambda tenant: float(asked.append(tenant) or 0))
-    assert len(asked) <= 2 * NEAR_EQUALS
-
-
-def test_locality_outweighs_a_stated_wait_and_no_more() -> None:
-    resident = locality_score(0.001, wait_s=1.0, num_tokens=500, in_batch=True)
-    assert locality_score(0.001, 1.4, 500, False) < resident
-    assert locality_score(0.001, 1.6, 500, False) > resident
-
-
-def test_shares_are_by_the_weights_of_those_with_work_and_at_least_one() -> None:
-    books = accounts()
-    tenants = [Tenant(str(weight), weight=weight) for weight in (1.0, 2.0, 3.0, 4.0)]
-    for tenant in tenants:
-        books.arrive(tenant.id, tenant)
-    assert [books.share(tenant.id, 40) for tenant in tenants] == [4, 8, 12, 16]
-    assert [books.share(tenant.id, 3) for tenant in tenants] == [1, 1, 1, 1]
-    books.finish("4.0", completed=False)
-    assert [books.share(tenant.id, 60) for tenant in tenants[:3]] == [10, 20, 30]
-    assert books.share("4.0", 60) == 24, "as if it came back now"
-
-
-# Whatever happens
 
 
 class AccountMachine(RuleBasedStateMachine):
@@ -488,185 +307,6 @@ class AccountMachine(RuleBasedStateMachine):
 
 TestAccountMachine = AccountMachine.TestCase
 TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-# A small server: rows, one token a row a step, prompts in chunks; service by account order
-
-
-@dataclass
-class Job:
-    id: str
-    tenant: Tenant
-    prompt: int
-    max_tokens: int
-    output: int  # what it will really produce
-    prompt_left: int = 0
-    produced: int = 0
-
-
-@dataclass
-class Server:
-    """Depth 0, `rows` rows, `chunk` prompt tokens a step. service: weighted tokens by tenant."""
-
-    books: Accounts
-    rows: int = 8
-    chunk: int = 64
-    queues: dict[str, deque[Job]] = field(default_factory=dict)
-    running: list[Job] = field(default_factory=list)
-    service: dict[str, float] = field(default_factory=dict)
-    num_jobs: int = 0
-
-    def submit(self, job: Job) -> None:
-        self.queues.setdefault(job.tenant.id, deque()).append(job)
-        self.service.setdefault(job.tenant.id, 0.0)
-        self.books.arrive(job.id, job.tenant)
-
-    def cancel(self, tenant: str) -> None:
-        """The tenant's client gives up all that runs."""
-        for job in [job for job in self.running if job.tenant.id == tenant]:
-            self.running.remove(job)
-            self.books.finish(job.id, completed=False)
-
-    def step(self) -> None:
-        turns = turns_of(self.books, {t for t, queue in self.queues.items() if queue})
-        while len(self.running) < self.rows and (tenant := turns.next()) is not None:
-            job = self.queues[tenant].popleft()
-            job.prompt_left = job.prompt
-            self.books.admit(job.id, job.prompt, job.max_tokens)
-            self.running.append(job)
-            if self.queues[tenant]:
-                turns.again(tenant)
-        budget = self.chunk
-        for job in list(self.running):
-            if job.prompt_left:
-                num_tokens = min(job.prompt_left, budget)
-                budget -= num_tokens
-                job.prompt_left -= num_tokens
-                self.books.computed(job.id, num_tokens)
-                self.service[job.tenant.id] += W_P * num_tokens
-            else:
-                job.produced += 1
-                self.books.produced(job.id)
-                self.service[job.tenant.id] += W_Q
-                if job.produced >= min(job.output, job.max_tokens):
-                    self.running.remove(job)
-                    self.books.finish(job.id, completed=True)
-
-
-def run(
-    server: Server, tenants: list[Tenant], make: Callable[[Tenant, int], Job], steps: int
-) -> None:
-    """Every tenant always has a batch's worth of requests waiting. `make(tenant, n)`: job n."""
-    for _ in range(steps):
-        for tenant in tenants:
-            while len(server.queues.get(tenant.id, ())) < server.rows:
-                server.num_jobs += 1
-                server.submit(make(tenant, server.num_jobs))
-        server.step()
-
-
-@settings(max_examples=25)
-@given(
-    seed=st.integers(0, 1000),
-    long=st.tuples(st.integers(1, 200), st.integers(1, 120)),
-    short=st.tuples(st.integers(1, 200), st.integers(1, 120)),
-)
-def test_two_backlogged_equals_stay_within_the_vtc_bound(
-    seed: int, long: tuple[int, int], short: tuple[int, int]
-) -> None:
-    """|W_a - W_b| <= 2 max(w_p L, w_q M): L the longest prompt, M the tokens a batch can hold."""
-    rng = random.Random(seed)
-    sizes = {"a": long, "b": short}
-    server = Server(accounts())
-    max_prompt = max(long[0], short[0])
-    batch_tokens = server.rows * max(sum(long), sum(short))
-    bound = 2 * max(W_P * max_prompt, W_Q * batch_tokens)
-
-    def make(tenant: Tenant, count: int) -> Job:
-        num_prompt, num_output = sizes[tenant.id]
-        return Job(f"r{count}", tenant, num_prompt, 256, rng.randint(1, num_output))
-
-    for _ in range(40):
-        run(server, [A, B], make, 25)
-        assert abs(server.service["a"] - server.service["b"]) <= bound
-        server.books.check()
-
-
-def test_backlogged_tenants_are_served_by_their_weights() -> None:
-    rng = random.Random(3)
-    tenants = [Tenant(str(weight), weight=float(weight)) for weight in (1, 2, 3, 4)]
-    server = Server(accounts())
-    run(server, tenants, lambda t, c: Job(f"r{c}", t, 40, 100, rng.randint(10, 60)), 12_000)
-    total = sum(server.service.values())
-    for tenant in tenants:
-        assert server.service[tenant.id] == pytest.approx(total * tenant.weight / 10, rel=0.05)
-    server.books.check()
-
-
-def test_a_tenant_that_comes_and_goes_banks_nothing() -> None:
-    """Away for a long time, then back: from then on it is served like the one that stayed."""
-    server = Server(accounts())
-
-    def make(tenant: Tenant, count: int) -> Job:
-        return Job(f"r{count}", tenant, 40, 40, 40)
-
-    run(server, [A, B], make, 500)
-    while server.queues["a"] or any(job.tenant is A for job in server.running):
-        server.step()
-    for _ in range(4):
-        run(server, [B], make, 2000)
-        before = dict(server.service)
-        run(server, [A, B], make, 1000)
-        gained = {t: server.service[t] - before[t] for t in before}
-        longest = server.rows * (W_P * 40 + W_Q * 40)
-        assert abs(gained["a"] - gained["b"]) <= 2 * longest
-        while server.queues["a"] or any(job.tenant is A for job in server.running):
-            server.step()
-
-
-@pytest.mark.parametrize("max_tokens", [1, 40, 4000])
-@pytest.mark.parametrize("abort_after", [1, 5, 30])
-def test_asking_for_much_and_giving_up_gains_nothing(max_tokens: int, abort_after: int) -> None:
-    """A client that cancels all it has and asks again, over and over, gets no more service than
-    the honest one beside it, but for what a batch holds."""
-    server = Server(accounts())
-
-    def make(tenant: Tenant, count: int) -> Job:
-        return Job(f"r{count}", tenant, 30, 40 if tenant is A else max_tokens, 40)
-
-    for _ in range(400):
-        run(server, [A, B], make, abort_after)
-        server.cancel("b")
-        server.books.check()
-    bound = 2 * server.rows * (W_P * 30 + W_Q * 40)
-    assert server.service["b"] <= server.service["a"] + bound
-
-
-def test_the_spread_of_accounts_is_found_at_the_ends_of_their_order() -> None:
-    """Of 2,000 tenants the least of those who wait is behind 10 without, and the largest ahead of
-    10: the values of two accounts are looked at."""
-    books = accounts()
-    for number in range(2000):
-        tenant = Tenant(f"t{number:04}")
-        books.arrive(str(number), tenant)
-        books.account(tenant.id).settled = float(number)
-        books.served_elsewhere(tenant.id, 0.0)
-        if number < 10 or number >= 1990:
-            books.admit(str(number), 0, 0)
-    books.order()
-    value = type(books.account("t0000")).value.fget.__code__  # type: ignore[attr-defined]
-    looks = 0
-
-    def count(frame, event, _):  # type: ignore[no-untyped-def]
-        nonlocal looks
-        looks += event == "call" and frame.f_code is value
-
-    sys.setprofile(count)
-    try:
-        spread = books.spread()
-    finally:
-        sys.setprofile(None)
-    assert spread == 1989 - 10 and looks == 2
 
 
 def test_a_refund_does_not_undo_the_lift() -> None:

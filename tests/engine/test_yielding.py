@@ -16,7 +16,7 @@ from tests.support.world import World, adapter, config
 STEP_S, UPLOAD_S, LOAD_S = 0.02, 0.005, 0.05
 MIN_RESIDENCY_S, MAX_DRAIN_S = 1.0, 1.0
 BOUND_S = 2 * MIN_RESIDENCY_S + 2 * MAX_DRAIN_S
-"""Of one whose turn has come, as `engine.adapters.turns` states it; load and upload not counted."""
+"""Of one whose turn has come (`engine.adapters.yielding`); load and upload not counted."""
 
 
 def world_of(num_adapters: int, pages: int, rows: int) -> World:

@@ -33,7 +33,7 @@ class Claimant:
     is_bound: bool
 
 
-class Turns:
+class Yielding:
     """account: a tenant's account value. slack: accounts no further apart count as equal."""
 
     def __init__(
