@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from deployments.canary.trial_counts import Trial
+from deployments.changes.compare_and_set import update
 from deployments.changes.placing import Placing
 from deployments.control.sidecars import Sidecars
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import CANARY, PRODUCTION
 from deployments.registry.records import ADAPTERS, TenantRecord, adapter_key, check_name
-from deployments.registry.registry import ABSENT, Registry
+from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
 from engine.adapters.digest import digest
 from engine.adapters.store import (
@@ -28,8 +29,6 @@ from engine.adapters.store import (
 )
 from engine.errors import Conflict, NotFound, PermissionDenied
 from engine.types import AdapterRef
-
-MAX_ATTEMPTS = 8
 
 
 class Adapters:
@@ -82,8 +81,7 @@ class Adapters:
         """
         ref = version.ref
 
-        def added(record: AdapterRecord | None) -> AdapterRecord:
-            record = record or AdapterRecord(ref.tenant, ref.name)
+        def added(record: AdapterRecord) -> AdapterRecord:
             known = record.version(ref.digest)
             is_new = known is None or not known.live or known.ref != ref
             if is_new:  # checked before it was stored, too; but others may have published meanwhile
@@ -93,9 +91,7 @@ class Adapters:
             now = self._clock()
             return placing.of(record, ref.digest, now).collected(self._keep, now)
 
-        record = self._update(ref.tenant, ref.name, added)
-        self._note(record)
-        return record
+        return self._renamed(ref.tenant, ref.name, added, may_make=True)
 
     def promote(
         self, tenant: str, name: str, version: str, placing: Placing, *, expect: str | None = None
@@ -108,16 +104,14 @@ class Adapters:
         `expect` is not met or others keep changing the record.
         """
 
-        def promoted(record: AdapterRecord | None) -> AdapterRecord:
-            if record is None:
-                raise _unknown(tenant, name)
+        def promoted(record: AdapterRecord) -> AdapterRecord:
             _check_expected(record, placing.alias or PRODUCTION, expect)
             found = record.find(version)
             self._check_whole(found)
             now = self._clock()
             return placing.of(record, found.ref.digest, now).collected(self._keep, now)
 
-        return self._changed(tenant, name, promoted)
+        return self._renamed(tenant, name, promoted)
 
     def roll_back(
         self,
@@ -131,16 +125,14 @@ class Adapters:
         """`alias` stands for what it stood for before; a canary ends, and the record says why.
         Raises as `promote`."""
 
-        def rolled_back(record: AdapterRecord | None) -> AdapterRecord:
-            if record is None:
-                raise _unknown(tenant, name)
+        def rolled_back(record: AdapterRecord) -> AdapterRecord:
             _check_expected(record, alias, expect)
             back = record.rolled_back(alias, at_s=self._clock(), why=why)
             if alias != CANARY:
                 self._check_whole(back.find(back.aliases[alias].digest))
             return back
 
-        return self._changed(tenant, name, rolled_back)
+        return self._renamed(tenant, name, rolled_back)
 
     def end_trial(self, trial: Trial, why: str) -> bool:
         """The canary of `trial` ends, and the record says why; False, and nothing is changed, where
@@ -148,10 +140,8 @@ class Adapters:
         tenant, _, name = trial.model.partition("/")
         runs = False
 
-        def ended(record: AdapterRecord | None) -> AdapterRecord:
+        def ended(record: AdapterRecord) -> AdapterRecord:
             nonlocal runs
-            if record is None:
-                raise _unknown(tenant, name)
             runs = Trial.of(record) == trial
             return record.rolled_back(CANARY, at_s=self._clock(), why=why) if runs else record
 
@@ -161,13 +151,7 @@ class Adapters:
 
     def remove_alias(self, tenant: str, name: str, alias: str) -> AdapterRecord:
         """Raises NotFound, Conflict."""
-
-        def removed(record: AdapterRecord | None) -> AdapterRecord:
-            if record is None:
-                raise _unknown(tenant, name)
-            return record.without_alias(alias)
-
-        return self._changed(tenant, name, removed)
+        return self._renamed(tenant, name, lambda record: record.without_alias(alias))
 
     def retire(self, tenant: str, name: str, by: str, version: str | None = None) -> AdapterRecord:
         """The adapter, or one version of it, stands for nothing from now on; tombstones stay.
@@ -175,9 +159,7 @@ class Adapters:
         Retiring twice is no error. Raises NotFound, Conflict (an alias stands for the version).
         """
 
-        def retired(record: AdapterRecord | None) -> AdapterRecord:
-            if record is None:
-                raise _unknown(tenant, name)
+        def retired(record: AdapterRecord) -> AdapterRecord:
             if version is None:
                 return record.retired(self._clock(), by)
             if record.tombstones(version):
@@ -189,13 +171,7 @@ class Adapters:
     def swept(self, tenant: str, name: str, digests: Iterable[str]) -> None:
         """The objects of these are gone: a record need not remember them."""
         removed = frozenset(digests)
-
-        def forgotten(record: AdapterRecord | None) -> AdapterRecord:
-            if record is None:
-                raise _unknown(tenant, name)
-            return record.swept(removed)
-
-        self._update(tenant, name, forgotten)
+        self._update(tenant, name, lambda record: record.swept(removed))
 
     def check_quota(self, tenant: TenantRecord, ref: AdapterRef) -> None:
         """Raises PermissionDenied where one more version `ref` is more than the tenant may have."""
@@ -218,36 +194,50 @@ class Adapters:
             )
 
     # The record and its store ---------------------------------------------------------------------
-    def _changed(
-        self, tenant: str, name: str, change: Callable[[AdapterRecord | None], AdapterRecord]
+    def _renamed(
+        self,
+        tenant: str,
+        name: str,
+        change: Callable[[AdapterRecord], AdapterRecord],
+        *,
+        may_make: bool = False,
     ) -> AdapterRecord:
-        record = self._update(tenant, name, change)
+        """`_update` with a change of what names stand for."""
+        record = self._update(tenant, name, change, may_make=may_make)
         self._note(record)
         return record
 
     def _update(
-        self, tenant: str, name: str, change: Callable[[AdapterRecord | None], AdapterRecord]
+        self,
+        tenant: str,
+        name: str,
+        change: Callable[[AdapterRecord], AdapterRecord],
+        *,
+        may_make: bool = False,
     ) -> AdapterRecord:
         """Apply `change` to the record as it is when it is written. Versions that it retires lose
-        their sidecars: a registry made anew has no tombstones."""
-        key = adapter_key(check_name(tenant, "tenant"), check_name(name, "adapter"))
-        for _ in range(MAX_ATTEMPTS):
-            entry = self._registry.get(key)
-            record = None if entry is None else AdapterRecord.from_value(entry.value)
-            changed = change(record)
-            if changed == record:
-                # Perhaps the write of somebody who was told that it is unconfirmed.
-                self._registry.confirm()
-                return changed
-            try:
-                self._registry.put(key, changed.to_value(), ABSENT if entry is None else entry.rev)
-            except Conflict:
-                continue
-            for version in () if record is None else record.versions:
-                if version.live and not _is_live(changed, version):
-                    self._sidecars.remove(version)
-            return changed
-        raise Conflict(f"Adapter '{tenant}/{name}' keeps changing. Try again.")
+        their sidecars: a registry made anew has no tombstones.
+
+        may_make  an adapter that there isn't begins as an empty record; else it is NotFound
+        """
+
+        def changed(record: AdapterRecord | None) -> AdapterRecord:
+            if record is None and not may_make:
+                raise _unknown(tenant, name)
+            return change(record or AdapterRecord(tenant, name))
+
+        before, after = update(
+            self._registry,
+            adapter_key(check_name(tenant, "tenant"), check_name(name, "adapter")),
+            AdapterRecord.from_value,
+            AdapterRecord.to_value,
+            changed,
+            f"Adapter '{tenant}/{name}'",
+        )
+        for version in () if before is None else before.versions:
+            if version.live and not _is_live(after, version):
+                self._sidecars.remove(version)
+        return after
 
     def _note(self, record: AdapterRecord) -> None:
         """What production stands for, for a registry that must be made anew."""

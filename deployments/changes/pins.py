@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from deployments.changes.compare_and_set import update
 from deployments.changes.pin_budget import Budgets
 from deployments.registry.pin_record import PINS, PinRecord, pins_from_value, pins_to_value
 from deployments.registry.records import check_name
-from deployments.registry.registry import ABSENT, Registry
+from deployments.registry.registry import Registry
 from engine.errors import Conflict, NotFound
 
-MAX_ATTEMPTS = 8
 All = tuple[PinRecord, ...]
 
 
@@ -36,7 +36,9 @@ class Pins:
 
     def all(self, tenant: str | None = None) -> All:
         """By tenant and name; of one tenant, None: of all."""
-        return tuple(p for p in self._read()[0] if tenant in (None, p.tenant))
+        entry = self._registry.get(PINS)
+        pins = () if entry is None else pins_from_value(entry.value)
+        return tuple(p for p in pins if tenant in (None, p.tenant))
 
     def pin(self, pin: PinRecord, quota_bytes: int | None = None) -> None:
         """In the place of an earlier pin of the same adapter. quota_bytes: what its tenant may have
@@ -67,23 +69,17 @@ class Pins:
         self._update(unpinned)
         return ended[0]
 
-    def _read(self) -> tuple[All, int]:
-        """The pins, and the revision of their record."""
-        entry = self._registry.get(PINS)
-        return ((), ABSENT) if entry is None else (pins_from_value(entry.value), entry.rev)
-
     def _update(self, change: Callable[[All], All]) -> None:
         """Apply `change` to the pins as they are when they are written: two at once can't pass a
         budget that has room for one."""
-        for _ in range(MAX_ATTEMPTS):
-            pins, rev = self._read()
-            value = pins_to_value(change(pins))
-            try:
-                self._registry.put(PINS, value, rev)
-            except Conflict:
-                continue
-            return
-        raise Conflict("The pins keep changing. Try again.")
+        update(
+            self._registry,
+            PINS,
+            pins_from_value,
+            pins_to_value,
+            lambda pins: change(pins or ()),
+            "The record of all pins",
+        )
 
     def num_bytes(self, record: PinRecord) -> int:
         return record.num_elements * self._itemsize

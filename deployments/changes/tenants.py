@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from deployments.changes.compare_and_set import update
 from deployments.ingress.auth import RandomBytes, key_hint, new_key
 from deployments.registry.records import (
     KEYS,
@@ -20,8 +21,6 @@ from deployments.registry.records import (
 )
 from deployments.registry.registry import ABSENT, Registry
 from engine.errors import Conflict, InvalidRequest, NotFound
-
-MAX_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +87,32 @@ class Tenants:
                 return
 
     def get(self, tenant: str) -> TenantRecord:
-        return self._get(tenant)[0]
-
-    def _get(self, tenant: str) -> tuple[TenantRecord, int]:
         entry = self._registry.get(tenant_key(check_name(tenant, "tenant")))
         if entry is None:
             raise no_tenant(tenant)
-        return TenantRecord.from_value(entry.value), entry.rev
+        return TenantRecord.from_value(entry.value)
 
     def change(self, tenant: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
         """Apply `change` to the record as it is when it is written. Raises NotFound,
         InvalidRequest, Conflict."""
-        for _ in range(MAX_ATTEMPTS):
-            record, rev = self._get(tenant)
-            changed = change(record)
-            if changed == record:
-                return record
-            if _shares(changed) != _shares(record):
-                _check_shares(changed)
-            try:
-                self._registry.put(changed.key, changed.to_value(), rev)
-            except Conflict:
-                continue
-            return changed
-        raise Conflict(f"Tenant {tenant} keeps changing. Try again.")
+
+        def changed(record: TenantRecord | None) -> TenantRecord:
+            if record is None:
+                raise no_tenant(tenant)
+            after = change(record)
+            if _shares(after) != _shares(record):
+                _check_shares(after)
+            return after
+
+        _, after = update(
+            self._registry,
+            tenant_key(check_name(tenant, "tenant")),
+            TenantRecord.from_value,
+            TenantRecord.to_value,
+            changed,
+            f"Tenant {tenant}",
+        )
+        return after
 
     def suspend(self, tenant: str) -> TenantRecord:
         """Its keys serve nothing until `resume`. Raises NotFound."""
