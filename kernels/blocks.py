@@ -86,9 +86,3 @@ def group_blocks(adapters: Ints, block_rows: int, num_blocks: int) -> tuple[Word
     owners = np.full(num_blocks, -1, np.int32)
     owners[block] = of_row
     return rows, owners
-
-
-def most_blocks(num_rows: int, block_rows: int, num_adapters: int) -> int:
-    """Blocks that `num_rows` rows can need at most, with `num_adapters` distinct adapters."""
-    groups = min(num_rows, num_adapters + 1)
-    return (num_rows - groups) // block_rows + groups

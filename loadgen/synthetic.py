@@ -17,7 +17,6 @@ from loadgen.workloads.draws import stream
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-EVERY = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 _MODULE = re.compile(r"(?P<path>.*\.layers\.\d+\..*\.(?P<module>[a-z_]+))\.weight")
 
 

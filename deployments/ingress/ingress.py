@@ -25,7 +25,9 @@ from deployments.ingress.catalog import Catalog
 from deployments.ingress.chat_template import ChatTemplate
 from deployments.ingress.expansion import ModelLimits
 from deployments.ingress.generation import Model
-from deployments.ingress.serving import BaseModelFacts, Serving, Sources
+from deployments.ingress.model_objects import BaseModelFacts
+from deployments.ingress.prompts import Prompts
+from deployments.ingress.serving import Serving, Sources
 from deployments.ingress.token_limits import TokenLimits
 from deployments.ingress.tokenising import Tokeniser
 from deployments.ingress.trials import Trials
@@ -202,12 +204,12 @@ def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
     config, metering = parts.config, parts.metering
     folder = config.base.path
     spec = BackboneSpec.load(folder)
+    tokeniser = Tokeniser.load(
+        folder, executor=executor, inline_chars=config.ingress.tokenise_inline_chars
+    )
     return Serving(
         catalog=catalog,
-        template=ChatTemplate.load(folder),
-        tokeniser=Tokeniser.load(
-            folder, executor=executor, inline_chars=config.ingress.tokenise_inline_chars
-        ),
+        prompts=Prompts(ChatTemplate.load(folder), tokeniser, config.max_model_len()),
         replicas=parts.model,
         admission=Admission(parts.sources.monotonic),
         trials=Trials(config.gate, catalog, parts.sources.monotonic, parts.sources.word()),

@@ -64,7 +64,7 @@ async def _answer(
 ) -> str:
     fields = {"model": version.ref.key, "max_tokens": probe.max_tokens, "temperature": 0}
     body: ChatBody | CompletionBody
-    if serving.template.exists:
+    if serving.prompts.template.exists:
         messages = [{"role": "user", "content": probe.prompt}]
         body = parse(ChatBody, {**fields, "messages": messages})
     else:

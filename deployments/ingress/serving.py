@@ -9,15 +9,14 @@ from typing import Any
 
 from deployments.ingress.auth import Caller
 from deployments.ingress.catalog import Catalog, unknown_model
-from deployments.ingress.chat_template import ChatTemplate
 from deployments.ingress.expansion import ModelLimits, expand
 from deployments.ingress.generation import Generation, Model
 from deployments.ingress.hints import Hints
 from deployments.ingress.job import Job
+from deployments.ingress.model_objects import BaseModelFacts, adapter_model, base_model
+from deployments.ingress.prompts import Prompts
 from deployments.ingress.token_limits import TokenLimits
-from deployments.ingress.tokenising import Tokeniser
 from deployments.ingress.trials import Trials
-from deployments.registry.adapter_record import AdapterRecord
 from deployments.rest.answers import Answer, AnswerHead
 from deployments.rest.openai_protocol import ChatBody, CompletionBody
 from deployments.telemetry.logs import ContentLog
@@ -26,15 +25,6 @@ from deployments.telemetry.tracing import RequestTrace, untraced
 from engine.errors import InvalidRequest, Unavailable
 from engine.types import AdapterRef, Tenant
 from router.admission import Admission
-
-
-@dataclass(frozen=True, slots=True)
-class BaseModelFacts:
-    """What answers say of the base. created: Unix seconds."""
-
-    name: str
-    revision: str
-    created: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +49,7 @@ class Serving:
     """
 
     catalog: Catalog
-    template: ChatTemplate
-    tokeniser: Tokeniser
+    prompts: Prompts
     replicas: Model
     admission: Admission
     trials: Trials
@@ -169,7 +158,7 @@ class Serving:
     ) -> Generation:
         requests = expand(
             body,
-            await self._tokens(body, trace),
+            await self.prompts.encode(body, trace),
             tenant=tenant,
             ref=ref,
             limits=self.limits,
@@ -190,18 +179,19 @@ class Serving:
         """The base, then the caller's adapters (an admin's: all)."""
         tenant = None if caller.tenant is None else caller.tenant.id
         found = ((r, r.ref) for r in self.catalog.adapters(tenant))
-        return [self._base_model(), *(self._adapter_model(r, v) for r, v in found if v is not None)]
+        adapters = (adapter_model(self.base, r, v) for r, v in found if v is not None)
+        return [base_model(self.base), *adapters]
 
     async def model(self, name: str, caller: Caller) -> dict[str, Any]:
         """Raises NotFound, in the words for every unknown model."""
         if name == self.base.name:
-            return self._base_model()
+            return base_model(self.base)
         tenant = caller.as_tenant()
         ref = await self.catalog.resolve(name, tenant.id)
         record = self.catalog.adapter(tenant.id, ref.name)
         if record is None:
             raise unknown_model(name)
-        return {**self._adapter_model(record, ref), "id": name}
+        return {**adapter_model(self.base, record, ref), "id": name}
 
     async def ready(self, timeout_s: float) -> int:
         """How many replicas can answer. Raises Unavailable when none can."""
@@ -236,34 +226,6 @@ class Serving:
             )
         return num
 
-    async def _tokens(
-        self, body: ChatBody | CompletionBody, trace: RequestTrace
-    ) -> list[tuple[int, ...]]:
-        """Of each prompt."""
-        if isinstance(body, ChatBody):
-            with trace.step("template"):
-                text = self.template.render(body.chat(), body.chat_template_kwargs)
-            self._check_length(text, "messages")
-            with trace.step("tokenise"):
-                return await self.tokeniser.encode([text], special_tokens=False)
-        prompts = body.prompts()
-        texts = [p for p in prompts if isinstance(p, str)]
-        for text in texts:
-            self._check_length(text, "prompt")
-        with trace.step("tokenise"):
-            encoded = iter(await self.tokeniser.encode(texts, special_tokens=True))
-        return [next(encoded) if isinstance(p, str) else p for p in prompts]
-
-    def _check_length(self, text: str, param: str) -> None:
-        """Refuses a hopeless text before its tokens are counted, which would take long."""
-        if len(text) > self.limits.max_model_len * self.tokeniser.max_chars_per_token:
-            raise InvalidRequest(
-                f"The prompt has {len(text)} characters, which this model's context of"
-                f" {self.limits.max_model_len} tokens can't hold. Shorten it.",
-                code="context_length_exceeded",
-                param=param,
-            )
-
     def _head(
         self, request_id: str, ref: AdapterRef | None, body: ChatBody | CompletionBody
     ) -> AnswerHead:
@@ -280,24 +242,3 @@ class Serving:
 
     def _fingerprint(self, ref: AdapterRef | None) -> str:
         return f"fp_{(self.base.revision if ref is None else ref.digest)[:12]}"
-
-    def _base_model(self) -> dict[str, Any]:
-        return {
-            "id": self.base.name,
-            "object": "model",
-            "created": self.base.created,
-            "owned_by": "loraplex",
-            "parent": None,
-            "root": self.base.name,
-        }
-
-    def _adapter_model(self, record: AdapterRecord, ref: AdapterRef) -> dict[str, Any]:
-        version = record.version(ref.digest)
-        return {
-            "id": record.model,
-            "object": "model",
-            "created": 0 if version is None else int(version.published_s),
-            "owned_by": record.tenant,
-            "parent": self.base.name,
-            "root": f"{record.model}@{ref.digest[:12]}",
-        }

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.blocks import RowBlocks, most_blocks
+from kernels.blocks import RowBlocks
 from kernels.entries import sort_blocks
 from kernels.residual import PART_BYTES, part_width
 from kernels.tuning import LONG, Tuning, block_rows_for, tuning_for
+from tests.support.row_blocks import most_blocks
 
 
 def test_the_example() -> None:

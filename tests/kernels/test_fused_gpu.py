@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import reference_layer
-from kernels.blocks import RowBlocks, most_blocks
+from kernels.blocks import RowBlocks
 from kernels.gate import silu_gate
 from kernels.lora_gpu import BoundLoraGpu, LoraGpu, Term
 from kernels.residual import add_residual, squares_of
@@ -17,6 +17,7 @@ from kernels.rotary import Heads, rotate_and_store
 from kernels.tuning import Tile, Tuning, tuning_for
 from tests.kernels.test_lora_gpu import by_adapter, off
 from tests.support.adapters_on_device import RandomAdapters
+from tests.support.row_blocks import most_blocks
 
 ROWS, HIDDEN, INNER = 61, 1024, 1408
 HEADS = Heads(4, 2, 128, page_tokens=16, page_elements=2 * 2 * 16 * 128)

@@ -13,7 +13,7 @@ import torch
 
 from engine.device_batch import attention_tiles
 from kernels import reference_layer
-from kernels.blocks import RowBlocks, most_blocks
+from kernels.blocks import RowBlocks
 from kernels.gate import silu_gate
 from kernels.lora_gpu import BoundLoraGpu, LoraGpu
 from kernels.norm import Squares
@@ -22,6 +22,7 @@ from kernels.residual import add_residual, squares_of
 from kernels.rotary import Heads, rotate_and_store
 from kernels.tuning import block_rows_for
 from tests.support.adapters_on_device import RandomAdapters
+from tests.support.row_blocks import most_blocks
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

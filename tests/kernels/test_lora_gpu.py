@@ -8,10 +8,11 @@ import torch
 
 from kernels import reference
 from kernels import table as T
-from kernels.blocks import RowBlocks, most_blocks
+from kernels.blocks import RowBlocks
 from kernels.lora_gpu import BoundLoraGpu, LoraGpu
 from kernels.tuning import Tile, Tuning
 from tests.support.adapters_on_device import RandomAdapters
+from tests.support.row_blocks import most_blocks
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # k and columns in uneven pieces, a border between slices inside a tile, k in several parts.
