@@ -6,13 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.stream_server import serving
+from tests.support.stream_server import serving, started
 
 pytestmark = pytest.mark.slow  # each command imports, and most of them draw
 PROJECT = Path(__file__).parents[2]
@@ -35,14 +34,14 @@ def run_of(url: str, out: Path, *more: str) -> list[str]:
     return ["run", "--url", url, "--out", str(out), "--model", "m/fine", *more]
 
 
-def test_ctrl_c_ends_with_a_report_of_what_was_seen(url: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_a_report_of_what_was_seen(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = run_of(url, out, "-s", "vtc-overload", "--set", "rate_factor=20")
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=PROJECT, stdout=subprocess.DEVNULL)
-    # It listens for Ctrl-C once it runs, and writes nothing before its end.
-    time.sleep(5)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
+    with started(0.02, 0.01) as server:
+        arguments = run_of(server.url, out, "-s", "vtc-overload", "--set", "rate_factor=20")
+        process = subprocess.Popen([*COMMAND, *arguments], cwd=PROJECT, stdout=subprocess.DEVNULL)
+        server.wait_until_asked()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
     facts = json.loads((out / "run.json").read_text())
     assert facts["interrupted"] and facts["wall_s"] < 120
     report = json.loads((out / "report.json").read_text())

@@ -8,6 +8,9 @@ the others `gap_s` apart; how, the end of the model's name says:
     .../cut      the connection ends after the second token
     .../event    an error event after the second token
     .../unequal  every tenth gap is ten times as long
+    .../all-NUM  after the first token it waits until NUM streams of these are open
+
+It prints its port, and a line when the first request comes.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import uvloop
 
@@ -28,6 +33,7 @@ PROJECT = Path(__file__).parents[2]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 BUSY = json.dumps({"error": {"message": "Too many.", "code": "tenant_busy"}}).encode()
 UNEQUAL_EVERY, UNEQUAL_TIMES = 10, 10
+ASKED = "asked"
 
 
 def _chunk(text: bytes) -> bytes:
@@ -45,11 +51,17 @@ def ending(num_tokens: int) -> bytes:
     return _chunk(finish + last + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
+@cache
+def _say_once(word: str) -> None:
+    print(word, flush=True)
+
+
 class Streams(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, first_s: float, gap_s: float) -> None:
-        self._first_s, self._gap_s = first_s, gap_s
+    def __init__(self, first_s: float, gap_s: float, held: list[Callable[[float], None]]) -> None:
+        """held: what goes on once enough streams are open, all connections' own."""
+        self._first_s, self._gap_s, self._held = first_s, gap_s, held
         self._loop = asyncio.get_running_loop()
         self._pending = b""
 
@@ -68,6 +80,7 @@ class Streams(asyncio.Protocol):
             return
         self._pending = rest[length:]
         body = json.loads(rest[:length])
+        _say_once(ASKED)
         self._answer(body["model"].rpartition("/")[2], body["max_tokens"])
 
     def _answer(self, how: str, num_tokens: int) -> None:
@@ -86,6 +99,21 @@ class Streams(asyncio.Protocol):
         due += self._first_s if number == 1 else self._gap(how, number)
         if self._transport.is_closing():
             return
+        if number == 2 and how.startswith("all-"):
+            self._hold(int(how.removeprefix("all-")), partial(self._go_on, how, number, num_tokens))
+        else:
+            self._go_on(how, number, num_tokens, due)
+
+    def _hold(self, num: int, go_on: Callable[[float], None]) -> None:
+        """Until `num` are held, which then go on together."""
+        self._held.append(go_on)
+        if len(self._held) == num:
+            now = self._loop.time()
+            for each in self._held:
+                each(now)
+            self._held.clear()
+
+    def _go_on(self, how: str, number: int, num_tokens: int, due: float) -> None:
         if how == "cut" and number == 3:
             self._transport.close()
         elif how == "event" and number == 3:
@@ -102,23 +130,46 @@ class Streams(asyncio.Protocol):
         return self._gap_s * (UNEQUAL_TIMES if longer else 1)
 
 
+@dataclass(frozen=True)
+class StreamServer:
+    """url: its own, up to and with /v1."""
+
+    url: str
+    said: IO[str]
+
+    def wait_until_asked(self) -> None:
+        """Until it has had a request. Once."""
+        assert self.said.readline() == ASKED + "\n"
+
+
 @contextmanager
-def serving(first_s: float = 0.0, gap_s: float = 0.0) -> Iterator[str]:
-    """Its URL, up to and with /v1, while it runs in a process of its own."""
+def started(first_s: float = 0.0, gap_s: float = 0.0) -> Iterator[StreamServer]:
+    """While it runs in a process of its own."""
     command = [sys.executable, "-m", "tests.support.stream_server", str(first_s), str(gap_s)]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        port = int(process.stdout.readline())
+        yield StreamServer(f"http://127.0.0.1:{port}/v1", process.stdout)
     finally:
         process.terminate()
         process.wait()
         process.stdout.close()
 
 
+@contextmanager
+def serving(first_s: float = 0.0, gap_s: float = 0.0) -> Iterator[str]:
+    """Its URL."""
+    with started(first_s, gap_s) as server:
+        yield server.url
+
+
 async def _serve(first_s: float, gap_s: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Streams(first_s, gap_s), "127.0.0.1", 0, backlog=4096)
+    held: list[Callable[[float], None]] = []
+    server = await loop.create_server(
+        lambda: Streams(first_s, gap_s, held), "127.0.0.1", 0, backlog=4096
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -24,7 +24,8 @@ from tests.support.s3_server import IMPATIENT, new_prefix
 KEY = "adapters/acme/0123/adapter_model.safetensors"
 DATA = bytes(range(256)) * 4096
 HASTY = dataclasses.replace(IMPATIENT, read_timeout_s=0.3, connect_timeout_s=0.3, max_attempts=3)
-PATIENT = dataclasses.replace(HASTY, read_timeout_s=3.0, connect_timeout_s=3.0, deadline_s=60.0)
+"""Where silence is waited for."""
+PATIENT = dataclasses.replace(HASTY, read_timeout_s=5.0, connect_timeout_s=5.0, deadline_s=60.0)
 """Where nothing is to time out, whatever the machine is busy with."""
 
 
@@ -38,7 +39,7 @@ def prefix(s3):
 
 @pytest.fixture
 def store(s3, proxy, prefix):
-    return s3.store(prefix, HASTY, endpoint=proxy.endpoint)
+    return s3.store(prefix, PATIENT, endpoint=proxy.endpoint)
 
 
 def content(store, key=KEY, start=0):
@@ -52,7 +53,10 @@ def content(store, key=KEY, start=0):
     Fault(silent_after=400_000),
     Fault(cut_after=0),
 ], ids=["fin", "rst", "silent", "at once"])  # fmt: skip
-def test_a_cut_read_goes_on_where_it_stopped_and_of_the_same_object(store, proxy, fault):
+def test_a_cut_read_goes_on_where_it_stopped_and_of_the_same_object(s3, proxy, prefix, fault):
+    is_silent = fault.silent_after is not None
+    options = dataclasses.replace(PATIENT, read_timeout_s=1.0) if is_silent else PATIENT
+    store = s3.store(prefix, options, endpoint=proxy.endpoint)
     proxy.add(fault, times=2)
     assert content(store) == DATA
     first, *resumed = proxy.seen
@@ -64,7 +68,7 @@ def test_a_cut_read_goes_on_where_it_stopped_and_of_the_same_object(store, proxy
 
 def test_an_object_that_is_replaced_in_the_middle_of_a_read_is_not_mixed(s3, proxy):
     prefix = new_prefix()
-    direct, store = s3.store(prefix), s3.store(prefix, HASTY, endpoint=proxy.endpoint)
+    direct, store = s3.store(prefix), s3.store(prefix, PATIENT, endpoint=proxy.endpoint)
     direct.put(KEY, DATA)
     proxy.add(Fault(cut_after=400_000), times=1)
     with store.open(KEY) as opened:
@@ -81,7 +85,7 @@ def test_an_object_that_keeps_being_cut_without_progress_ends_in_its_cause(store
     with pytest.raises(AdapterUnavailable, match="3 attempts") as raised:
         content(store)
     assert raised.value.code == "store_cut" and raised.value.retry_after_s is not None
-    assert proxy.num_gets(KEY) == HASTY.max_attempts
+    assert proxy.num_gets(KEY) == PATIENT.max_attempts
 
 
 def test_progress_earns_new_attempts(s3, proxy, prefix):
@@ -94,12 +98,12 @@ def test_progress_earns_new_attempts(s3, proxy, prefix):
 def test_a_store_that_drips_is_given_up_at_the_deadline(s3, proxy, prefix):
     options = dataclasses.replace(HASTY, deadline_s=0.5)
     store = s3.store(prefix, options, endpoint=proxy.endpoint)
-    proxy.add(Fault(bytes_per_s=100_000))
+    proxy.add(Fault(bytes_per_s=20_000))  # a minute for all of it
     began = time.monotonic()
     with pytest.raises(AdapterUnavailable) as raised:
         content(store)
     assert raised.value.code == "store_timeout"
-    assert time.monotonic() - began < 5 * 0.5 + 2
+    assert time.monotonic() - began < 20
 
 
 def test_a_wrong_length_is_no_object(store, proxy):
@@ -206,7 +210,8 @@ def test_a_store_s_own_retry_after_is_kept_to():
         attempts.pause(slow, asked_s=100.0)
 
 
-def test_silence_and_no_server_have_names_of_their_own(s3, store, proxy, free_port):
+def test_silence_and_no_server_have_names_of_their_own(s3, proxy, prefix, free_port):
+    store = s3.store(prefix, HASTY, endpoint=proxy.endpoint)
     proxy.add(Fault(black_hole=True), method=None)
     with pytest.raises(AdapterUnavailable, match="silent") as raised:
         store.size(KEY)
