@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import fault_proxy, interpreter, s3_server
+from tests.support import fault_proxy, interpreter, ports, s3_server
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import S3Server
 
@@ -26,6 +25,11 @@ os.environ["PYTHONPATH"] = str(PROJECT)
 # A local Ray of our own, whatever the shell points at, and without writing into the home folder.
 os.environ["RAY_ADDRESS"] = ""
 os.environ["RAY_AUTH_MODE"] = "disabled"
+# Ray's workers would run at niceness 15, behind whatever the other tests compute.
+os.environ.update(RAY_worker_niceness="0")
+# On a busy machine Serve's proxy is up later than the 5 s after which Serve would kill it.
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"] = "60"
 # Several processes of a test share the cores: one that waits must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 interpreter.choose()
@@ -38,25 +42,36 @@ settings.load_profile("suite")
 os.environ.update(s3_server.ENVIRONMENT)
 
 
-def runs_ray(nodeid: str) -> bool:
-    return nodeid.startswith("tests/e2e/") or "_ray.py::" in nodeid
+RAYS = ["quickstart", "shared", "cluster"]
+"""Which Ray a test runs on: the quickstart's, `ray_local`, or one of several nodes."""
+
+
+def ray_of(nodeid: str) -> str | None:
+    file = nodeid.split("::", 1)[0]
+    if file.startswith("tests/e2e/"):
+        return "quickstart"
+    if not file.endswith("_ray.py"):
+        return None
+    return "cluster" if file.endswith("_cluster_ray.py") else "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest starts first, for whoever runs the rest beside it."""
-    items.sort(key=lambda item: not runs_ray(item.nodeid))
+    """What takes longest starts first; the many files without Ray then fill both processes to the
+    end."""
+    order: list[str | None] = [*RAYS, None]
+    items.sort(key=lambda item: order.index(ray_of(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A process takes a file at a time, so that its servers start once; and one has all of Ray."""
+    """A process takes a file at a time, so that its servers start once, or all of one Ray."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415
 
-    class OneRay(LoadScopeScheduling):
+    class ByServers(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if runs_ray(nodeid) else nodeid.split("::", 1)[0]
+            return ray_of(nodeid) or nodeid.split("::", 1)[0]
 
-    return OneRay(config, log)
+    return ByServers(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -91,15 +106,8 @@ def project() -> Path:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """A TCP port of 127.0.0.1 that is free at the time of the call."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    return find
+    """A TCP port of 127.0.0.1 for a server that is about to start."""
+    return ports.free_port
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class RayLocal:
 
 @pytest.fixture(scope="session")
 def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
-    """One local Ray and Serve for the whole session; each test deploys and deletes its own apps."""
+    """One local Ray and Serve for all that ask; each test deploys and deletes its own apps."""
     import ray  # noqa: PLC0415
     from ray import serve  # noqa: PLC0415
 
@@ -129,13 +137,33 @@ def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
     )
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     yield RayLocal(url=f"http://127.0.0.1:{port}", metrics=f"127.0.0.1:{metrics}")
+    if ray.is_initialized():
+        end_ray()
+
+
+def end_ray() -> None:
+    import ray  # noqa: PLC0415
+    from ray import serve  # noqa: PLC0415
+
     serve.shutdown()
     ray.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.hookimpl(trylast=True)  # a test's own fixtures may still use it
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """An idle Ray takes a tenth of a processor: it ends with the last test that asks for one."""
+    if "ray_local" not in item.fixturenames or nextitem is None:  # type: ignore[attr-defined]
+        return
+    items = item.session.items
+    later = items[items.index(item) + 1 :]
+    if not any("ray_local" in other.fixturenames for other in later):  # type: ignore[attr-defined]
+        end_ray()
+
+
+@pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
-    """A real S3 server for the whole session; each test has a prefix of its own in its bucket."""
+    """A real S3 server; each test has a prefix of its own in its bucket. One for each file, up in a
+    second: idle, it takes a tenth of a processor."""
     with s3_server.running() as server:
         yield server
 

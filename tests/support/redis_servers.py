@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support.parental import ending_with_us
+from tests.support.ports import free_port
 
 START_S = 60.0
 
@@ -30,12 +30,6 @@ def program() -> str:
     if not os.access(path, os.X_OK):  # a wheel may lose the bit
         path.chmod(path.stat().st_mode | 0o111)
     return str(path)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(true: Callable[[], bool], within_s: float = START_S) -> None:

@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on this machine, for as long as a test session runs."""
+"""A real S3 server (SeaweedFS) on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from random import Random
 from urllib.parse import quote
 
 from engine.adapters.store import ObjectStore, open_store
 from engine.config import StoreOptions
 from engine.errors import AdapterUnavailable
 from tests.support.parental import ending_with_us
+from tests.support.ports import free_run
 
 ACCESS_KEY, SECRET_KEY = "AKTEST", "SKTEST"
 BUCKET = "adapters"
@@ -77,7 +76,7 @@ def new_prefix() -> str:
 def running() -> Iterator[S3Server]:
     """Started, with `BUCKET` in it, until the block ends. `ENVIRONMENT` has its credentials."""
     folder = Path(tempfile.mkdtemp(prefix="weed-"))
-    port = _free_ports()
+    port = free_run(5)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             ending_with_us(_command(folder, port)),
@@ -114,6 +113,7 @@ def _command(folder: Path, port: int) -> list[str]:
         "-ip.bind=127.0.0.1",
         "-admin.ui=false",
         "-webdav=false",
+        "-master.telemetry=false",
         f"-bucket={BUCKET}",
         *(f"-{name}={number}" for name, number in ports.items()),
     ]
@@ -132,22 +132,3 @@ def _wait(server: S3Server, process: subprocess.Popen[bytes], folder: Path) -> N
                 log = (folder / "log").read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"weed can't be started: {error.message}\n{log}") from error
             time.sleep(0.05)
-
-
-def _free_ports() -> int:
-    """The first of five; each of them is also used plus 10,000."""
-    random = Random(os.getpid())
-    for _ in range(100):
-        port = random.randrange(20_000, 44_000)
-        if all(_is_free(port + i + extra) for i in range(5) for extra in (0, 10_000)):
-            return port
-    raise RuntimeError("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
