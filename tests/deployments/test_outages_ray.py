@@ -158,7 +158,7 @@ def test_many_at_once_for_one_cold_adapter_get_its_object_once_a_replica(service
     after = tensors_gets(proxy)
     (num_gets,) = [n - before.get(path, 0) for path, n in after.items() if n != before.get(path, 0)]
     assert 1 <= num_gets <= 2
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 120
     while num_gets > holders(operator, "cold"):  # two on one machine may share their disk
         assert time.monotonic() < ends
         time.sleep(0.1)
@@ -193,7 +193,7 @@ def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
     assert ask(client, name).status_code == 200
 
 
-def published_in_time(client, operator, name, within_s=30):
+def published_in_time(client, operator, name, within_s=120):
     """Refused with a 503 of the registry's until it works; resident adapters answer throughout."""
     ends = time.monotonic() + within_s
     while (answer := publish(operator, name)).status_code == 503:
@@ -205,7 +205,7 @@ def published_in_time(client, operator, name, within_s=30):
     assert answer.is_success, answer.text
 
 
-def served_in_time(client, name, within_s=10):
+def served_in_time(client, name, within_s=120):
     ends = time.monotonic() + within_s
     while ask(client, name).status_code != 200:
         assert time.monotonic() < ends

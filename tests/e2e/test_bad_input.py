@@ -17,28 +17,30 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.service import BASE, Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 MESSAGES = [{"role": "user", "content": "How many cars are there?"}]
 GOOD = {"model": "globex/sql", "messages": MESSAGES, "max_tokens": 4}
 
 
+def _state(service: Service) -> tuple[Any, Any, list[Path]]:
+    with service.client("admin") as admin:
+        adapters, tenants = (admin.get(f"/v1/{what}").json() for what in ("adapters", "tenants"))
+    for adapter in adapters["data"]:
+        del adapter["status"], adapter["replicas"]  # where it is resident at the moment
+    return adapters, tenants, sorted((service.data / "objects").rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def before(service: Service) -> tuple[Any, Any, list[Path]]:
+    return _state(service)
+
+
 @pytest.fixture(autouse=True)
-def nothing_changes(service: Service) -> Iterator[None]:
+def nothing_changes(service: Service, before: tuple[Any, Any, list[Path]]) -> Iterator[None]:
     """What the service holds is the same afterwards, and it still answers."""
-
-    def state() -> tuple[Any, Any, list[Path]]:
-        with service.client("admin") as admin:
-            adapters, tenants = (
-                admin.get(f"/v1/{what}").json() for what in ("adapters", "tenants")
-            )
-        for adapter in adapters["data"]:
-            del adapter["status"], adapter["replicas"]  # where it is resident at the moment
-        return adapters, tenants, sorted((service.data / "objects").rglob("*"))
-
-    before = state()
     yield
-    assert state() == before
+    assert _state(service) == before
     with service.client("globex") as client:
         assert client.post("/v1/chat/completions", json=GOOD).status_code == 200
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.formats import is_sql, is_ticket
 from tests.support.service import BASE, Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 TICKET = {"role": "user", "content": "You charged my credit card three times."}
 

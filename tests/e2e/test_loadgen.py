@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.service import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 PROJECT = Path(__file__).parents[2]
 SCENARIO = ["--scenario", "cold-start", "--set", "duration_s=12", "--set", "cold=4"]
 SMALLER = ["--set", "tenants=3", "--set", "rate_factor=0.5", "--set", "length_factor=0.1"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+
+from router.request_router import AdapterRouter
 
 
 @ray.remote(num_cpus=0)
@@ -61,6 +65,12 @@ class Echo:
         return {"replica": replica, "slot": f"slot-{slot}", "pid": os.getpid()}
 
 
+def _router(deployment: str) -> AdapterRouter:
+    """This process's, which Serve hands to nobody."""
+    routers = (one for one in gc.get_objects() if type(one).__name__ == AdapterRouter.__name__)
+    return next(one for one in routers if one._deployment_id.name == deployment)
+
+
 class Client:
     """Stands for the ingress: the one process whose routers place everything."""
 
@@ -74,6 +84,15 @@ class Client:
     async def in_turn(self, to: str, keys: list[str]) -> dict[str, dict[str, Any]]:
         """One call a key, one after the other."""
         return {key: await self.one(to, key) for key in keys}
+
+    async def settle(self, to: str) -> None:
+        """Until its router knows of no request in progress: the end of a short one may overtake the
+        report of its admission, and then the replica's next report is what tells."""
+        for turn in count():
+            await self.one(to, f"t/{turn}")
+            await asyncio.sleep(0.02)  # its end is told to the router by Ray, in its own time
+            if _router(to)._loads.total == 0:
+                return
 
     async def at_once(self, to: str, key: str, num: int, gate: Any) -> list[dict[str, Any]]:
         """So many concurrent calls inside this one request; they share its internal id."""

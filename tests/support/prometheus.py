@@ -94,8 +94,8 @@ def scraping(
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         server = Prometheus(f"http://127.0.0.1:{port}")
-        server.wait(lambda: httpx.get(f"{server.url}/-/ready", timeout=5).status_code == 200, 30)
+        server.wait(lambda: httpx.get(f"{server.url}/-/ready", timeout=5).status_code == 200, 120)
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)

@@ -22,12 +22,15 @@ from ray.cluster_utils import Cluster
 from deployments.platform.ray_settings import RAY_SETTINGS
 
 STATUS = """
-import json, sys, ray
+import json, sys, time, ray
 from ray import serve
 ray.init(sys.argv[1], namespace="serve", log_to_driver=False, logging_level="ERROR")
-app = serve.status().applications.get("loraplex")
-said = {} if app is None else {name: d.message for name, d in app.deployments.items()}
-print(json.dumps({"status": app and app.status, "message": app and app.message, "said": said}))
+while True:
+    app = serve.status().applications.get("loraplex")
+    said = {} if app is None else {name: d.message for name, d in app.deployments.items()}
+    told = {"status": app and app.status, "message": app and app.message, "said": said}
+    print(json.dumps(told), flush=True)
+    time.sleep(0.2)
 """
 
 
@@ -62,19 +65,36 @@ class RayCluster:
         """`serve run`, which returns once the cluster has the config."""
         self._run("-m", "ray.serve.scripts", "run", "--non-blocking", str(config))
 
-    def status(self) -> dict[str, Any]:
-        """Of the application: {"status", "message", "said": by deployment}."""
-        answer: dict[str, Any] = json.loads(self._run("-c", STATUS, self.address).splitlines()[-1])
-        return answer
+    def statuses(self) -> Iterator[dict[str, Any]]:
+        """Of the application, again and again: {"status", "message", "said": by deployment}."""
+        with subprocess.Popen(
+            [sys.executable, "-c", STATUS, self.address],
+            cwd=self._project,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if line.startswith("{"):
+                        yield json.loads(line)
+            finally:
+                process.kill()
+        raise AssertionError("the process that asks has ended: its error is above")
 
     def close(self) -> None:
         self._cluster.shutdown()
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, **self._environment, "RAY_ADDRESS": self.address}
 
     def _run(self, *words: str) -> str:
         done = subprocess.run(
             [sys.executable, *words],
             cwd=self._project,
-            env={**os.environ, **self._environment, "RAY_ADDRESS": self.address},
+            env=self._env,
             capture_output=True,
             text=True,
             timeout=120,

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-READY_S = 300
-STOP_S = 60
+READY_S = 500
+STOP_S = 120
 TENANT_OF = {"support": "acme", "sql": "globex", "pirate": "blackbeard"}
 BASE = "smollm2-135m-instruct"
 

@@ -30,10 +30,11 @@ class Story:
     done: bool = False
     times_s: list[float] = field(default_factory=list)
 
-    def read(self, service: Service, tenant: str) -> None:
+    def read(self, service: Service, tenant: str, max_tokens: object = LONG["max_tokens"]) -> None:
+        body = {**LONG, "max_tokens": max_tokens, "stream": True}
         with (
             service.client(tenant) as client,
-            client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as answer,
+            client.stream("POST", "/v1/chat/completions", json=body) as answer,
         ):
             for line in answer.raise_for_status().iter_lines():
                 self._take(line.removeprefix("data: "))
