@@ -46,8 +46,6 @@ ROUTER = "router.request_router:AdapterRouter"
 AUTOSCALER = "router.autoscaling:SlotPressurePolicy"
 SLACK = 1024
 """Places beyond what admission lets in: our own refusals must get through, and probes."""
-
-
 MAX_CONTROL = 1024
 """Calls of control at once: publishers that wait for their turn must not hold up the others."""
 
@@ -65,18 +63,18 @@ class Ingress:
     ) -> None:
         log_as_json("ingress", about_request)
         check_here(home, node_here)
-        model = RayReplicas(replicas)
+        handles = RayReplicas(replicas)
         self._parts = Parts(
             config=config,
             base_revision=revision,
             registry=open_registry(config.registry_url),
-            model=model,
+            replicas=handles,
             control=RayControl(control),
             store=open_store(config.store_url, config.store_options),
             adds_request_id=False,  # Serve's proxy does
             tracing=tracing(config.telemetry, Where.INGRESS, serve_instance),
             metering=metering(config.telemetry, Where.INGRESS, serve_instance),
-            router_counters=model.router_counters,
+            router_counters=handles.router_counters,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

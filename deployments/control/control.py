@@ -24,13 +24,13 @@ from deployments.control.claims import Claims
 from deployments.control.gatekeeper import Gatekeeper
 from deployments.control.import_folder import ImportFolder
 from deployments.control.judge import Judge, PublishPolicy, ServedBase
-from deployments.control.publish_order import Order, Source
+from deployments.control.publish_order import PublishOrder, Source
 from deployments.control.publisher import Publisher
 from deployments.control.sources import Sources
 from deployments.control.sweep import Sweep
 from deployments.control.token_book import TokenBook
 from deployments.control.usage_keeper import UsageKeeper
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.registry.version_record import VersionRecord
@@ -61,7 +61,7 @@ class Control:
         self,
         config: AppConfig,
         clock: Callable[[], float] = time.time,
-        replicas: Model | None = None,
+        replicas: Replicas | None = None,
         metering: Metering | None = None,
     ) -> None:
         self._metering = metering
@@ -101,11 +101,11 @@ class Control:
         self._gate = ThreadPoolExecutor(1, thread_name_prefix="gate")
 
     async def stage(self, order: Mapping[str, Any]) -> Answer:
-        """order: the fields of `Order`. See `Publisher.stage`. Answers the version's record."""
+        """order: fields of `PublishOrder`. See `Publisher.stage`. Answers the version's record."""
 
         def work() -> Answer:
             source = Source(**order["source"])
-            return self._publisher.stage(Order(**{**order, "source": source})).to_value()
+            return self._publisher.stage(PublishOrder(**{**order, "source": source})).to_value()
 
         return self._counted(PUBLISHES, await self._answer(self._threads, work))
 
@@ -123,7 +123,7 @@ class Control:
         self, tenant: str, name: str, folder: str, by: str, base: str | None = None
     ) -> Answer:
         """Stage a folder below the import root and make it production. The adapter's record."""
-        order = Order(tenant, name, Source(folder=folder), by, base)
+        order = PublishOrder(tenant, name, Source(folder=folder), by, base)
         answer = await self._answer(
             self._threads, lambda: self._publisher.publish(order).to_value()
         )

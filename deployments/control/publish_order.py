@@ -27,7 +27,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PublishOrder:
     """What is to be published.
 
     base  the caller's word that the adapter belongs to this base, whatever its config says

@@ -20,7 +20,7 @@ from deployments.changes.placing import Placing
 from deployments.changes.tenants import no_tenant
 from deployments.control.claims import Claims
 from deployments.control.judge import Candidate, Judge
-from deployments.control.publish_order import Order
+from deployments.control.publish_order import PublishOrder
 from deployments.control.sidecars import Sidecars
 from deployments.control.sources import Sources
 from deployments.registry.adapter_record import AdapterRecord
@@ -61,11 +61,11 @@ class Publisher:
         self._clock = clock
         self._adding = threading.Lock()
 
-    def publish(self, order: Order, placing: Placing | None = None) -> AdapterRecord:
+    def publish(self, order: PublishOrder, placing: Placing | None = None) -> AdapterRecord:
         """`stage`, then `register`."""
         return self.register(self.stage(order), placing or Placing())
 
-    def stage(self, order: Order) -> VersionRecord:
+    def stage(self, order: PublishOrder) -> VersionRecord:
         """Check the files and store them; no name stands for them yet.
 
         Of bytes that the adapter has already, nothing is stored anew unless it was damaged, and the
@@ -94,7 +94,7 @@ class Publisher:
         with self._claims.of(_prefix(version.ref)), self._adding:
             return self._adapters.add(version, placing, tenant)
 
-    def _tenant(self, what: Order | AdapterRef) -> TenantRecord:
+    def _tenant(self, what: PublishOrder | AdapterRef) -> TenantRecord:
         check_name(what.name, "adapter")
         entry = self._registry.get(tenant_key(check_name(what.tenant, "tenant")))
         if entry is None:
@@ -102,7 +102,7 @@ class Publisher:
         return TenantRecord.from_value(entry.value)
 
     def _store_once(
-        self, order: Order, candidate: Candidate, tensors: Path, tenant: TenantRecord
+        self, order: PublishOrder, candidate: Candidate, tensors: Path, tenant: TenantRecord
     ) -> VersionRecord:
         version = self._version(order, candidate, tensors.stat().st_size)
         with self._claims.of(_prefix(version.ref)):
@@ -117,7 +117,7 @@ class Publisher:
             self._put(version, candidate, tensors)
         return version
 
-    def _version(self, order: Order, candidate: Candidate, num_bytes: int) -> VersionRecord:
+    def _version(self, order: PublishOrder, candidate: Candidate, num_bytes: int) -> VersionRecord:
         digest = candidate.manifest.digest
         ref = AdapterRef(
             tenant=order.tenant,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from deployments.control.usage_ledger import GONE, USAGE, UsageLedger
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.registry.registry import Registry
 from engine.errors import LoraplexError
 
@@ -29,7 +29,7 @@ class UsageKeeper:
     """
 
     def __init__(
-        self, replicas: Model | None, registry: Registry, clock: Callable[[], float]
+        self, replicas: Replicas | None, registry: Registry, clock: Callable[[], float]
     ) -> None:
         self._replicas = replicas
         self._registry = registry

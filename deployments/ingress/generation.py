@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
+from deployments.ingress.replicas import Replicas
 from deployments.rest.answers import Event, raise_errors
 from deployments.telemetry.request_metrics import UNMETERED, Meter
 from deployments.telemetry.tracing import RequestTrace, untraced
 from engine.errors import LoraplexError, ReplicaLost, RequestTimeout, Unavailable
-from engine.types import WIRE_VERSION, AdapterRef, Request, Tenant
+from engine.types import WIRE_VERSION, AdapterRef, Request
 
 logger = logging.getLogger(__name__)
 FINISHES = frozenset({"stop", "length"})
@@ -28,52 +28,6 @@ END_S = 1.0
 RETRY_AFTER_S = (0.0, 1.0)
 """Before each new attempt. The first finds another replica where the lost one is known to be gone;
 one whose core has died still answers for a moment, and is gone after the second."""
-
-
-class ReplicaStream(Protocol):
-    """Batches of events of one call. Iteration raises the errors of `engine.errors`."""
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]: ...
-
-    def cancel(self) -> None:
-        """Stop the call at the replica. May be repeated, also after its end."""
-
-
-class Model(Protocol):
-    """The replicas, as an ingress sees them."""
-
-    def generate(
-        self, call: Mapping[str, Any], *, ring_key: str, adapter_key: str
-    ) -> ReplicaStream: ...
-
-    async def drop(self, refs: Sequence[AdapterRef], now: bool, timeout_s: float) -> None:
-        """Tell every replica that these versions are retired. now: what runs on them ends at once,
-        with an error. Raises Unavailable where some that live can't be told in time."""
-        ...
-
-    def hint(self, ref: AdapterRef, tenant: Tenant) -> None:
-        """A request for this version comes in a moment: its replica may bring it nearer. Nobody
-        waits for that."""
-        ...
-
-    async def tell(
-        self, method: str, order: Mapping[str, Any], timeout_s: float
-    ) -> list[Mapping[str, Any]]:
-        """Tell every replica the same (`tier_orders`). What those say that answer with a mapping.
-        Raises Unavailable when none answers in time."""
-        ...
-
-    async def tell_all(self, method: str, order: Mapping[str, Any], timeout_s: float) -> bool:
-        """Tell every replica the same; whether each that lives has heard it in time."""
-        ...
-
-    async def statuses(self, timeout_s: float) -> list[Mapping[str, Any]]:
-        """What each replica says of itself. Raises Unavailable when none answers in time."""
-        ...
-
-    async def activity(self, timeout_s: float) -> list[Mapping[str, Any]]:
-        """Likewise, with the tenants that each is busy for."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +41,7 @@ class Generation:
     trace      of the client request
     """
 
-    model: Model
+    replicas: Replicas
     requests: Sequence[Request]
     ref: AdapterRef | None
     timeout_s: float
@@ -131,7 +85,7 @@ class Generation:
             "about": self.trace.about["request_id"],
         }
         self.trace.send(call)
-        stream = self.model.generate(
+        stream = self.replicas.generate(
             call,
             ring_key="" if self.ref is None else self.ref.ring_key,
             adapter_key="" if self.ref is None else self.ref.key,

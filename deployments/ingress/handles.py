@@ -23,7 +23,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.changes.placing import Placing
-from deployments.control.publish_order import Order
+from deployments.control.publish_order import PublishOrder
 from deployments.ingress.broadcast import answers
 from deployments.orders.tier_orders import prefetch_order
 from deployments.registry.adapter_record import AdapterRecord
@@ -40,7 +40,7 @@ LOST = (RayActorError, ReplicaUnavailableError, TaskCancelledError, grpc.aio.Aio
 
 
 class RayReplicas:
-    """`generation.Model` over the handle of the replica deployment."""
+    """`replicas.Replicas` over the handle of the replica deployment."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -137,7 +137,7 @@ class RayReplicas:
 
 
 class RayReplicaStream:
-    """`generation.ReplicaStream` over one streaming handle call."""
+    """`replicas.ReplicaStream` over one streaming handle call."""
 
     def __init__(self, responses: DeploymentResponseGenerator[Any]) -> None:
         self._responses = responses
@@ -169,7 +169,7 @@ class RayControl:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def stage(self, order: Order) -> VersionRecord:
+    async def stage(self, order: PublishOrder) -> VersionRecord:
         return VersionRecord.from_value(await self._call("stage", asdict(order)))
 
     async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord:

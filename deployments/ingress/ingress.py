@@ -24,17 +24,17 @@ from deployments.config import AppConfig
 from deployments.ingress.catalog import Catalog
 from deployments.ingress.chat_template import ChatTemplate
 from deployments.ingress.expansion import ModelLimits
-from deployments.ingress.generation import Model
 from deployments.ingress.model_objects import BaseModelFacts
 from deployments.ingress.prompts import Prompts
+from deployments.ingress.replicas import Replicas
 from deployments.ingress.serving import Serving, Sources
 from deployments.ingress.token_limits import TokenLimits
 from deployments.ingress.tokenising import Tokeniser
 from deployments.ingress.trials import Trials
 from deployments.orders.limit_keeper import LimitKeeper
 from deployments.orders.pin_keeper import PinKeeper
+from deployments.orders.service_keeper import ServiceKeeper
 from deployments.registry.registry import Registry
-from deployments.replica.shared_service import ServiceExchange
 from deployments.rest.adapter_routes import AdapterRoutes, Control
 from deployments.rest.admin_routes import Admin
 from deployments.rest.edge import Edge, add_error_handlers
@@ -79,7 +79,7 @@ class Parts:
     config: AppConfig
     base_revision: str
     registry: Registry
-    model: Model
+    replicas: Replicas
     control: Control
     store: ObjectStore
     sources: Sources = field(default_factory=_sources)
@@ -103,7 +103,7 @@ def create_app(parts: Parts) -> FastAPI:
     tenants = Tenants(parts.registry, clock=sources.wall, random_bytes=secrets.token_bytes)
 
     desk = Desk(catalog, limits.max_body_bytes)
-    warmth = WarmthRoutes.of(parts.config, desk, parts.registry, parts.model, sources.wall)
+    warmth = WarmthRoutes.of(parts.config, desk, parts.registry, parts.replicas, sources.wall)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -139,10 +139,10 @@ def create_app(parts: Parts) -> FastAPI:
     app.include_router(openai_router(serving, catalog, limits.max_body_bytes))
     adapters = _adapter_routes(parts, desk, tenants, serving, warmth.keeper)
     app.include_router(adapters.router())
-    admin = Admin(desk, tenants, parts.control, parts.model)
+    admin = Admin(desk, tenants, parts.control, parts.replicas)
     app.include_router(admin.router())
     app.include_router(warmth.router())
-    app.include_router(StatusRoutes(desk, parts.model, sources.wall).router())
+    app.include_router(StatusRoutes(desk, parts.replicas, sources.wall).router())
     app.include_router(UsageRoutes(desk, tenants, parts.control).router())
     _add_probes(app, serving)
     return app
@@ -153,11 +153,11 @@ def _works(
 ) -> Iterator[Coroutine[None, None, None]]:
     """What goes on as long as the application does."""
     yield catalog.run()
-    yield LimitKeeper(catalog, parts.model).run()
+    yield LimitKeeper(catalog, parts.replicas).run()
     yield serving.trials.run(parts.control)
     yield serving.tokens.run()
     if parts.config.replica.max_replicas > 1:
-        yield ServiceExchange(parts.model).run()
+        yield ServiceKeeper(parts.replicas).run()
     if parts.metering is not None:
         read_router(parts.metering, parts.router_counters)
         read_catalog(parts.metering, catalog)
@@ -178,7 +178,7 @@ def _adapter_routes(
         ),
         tenants=tenants,
         control=parts.control,
-        replicas=parts.model,
+        replicas=parts.replicas,
         keeper=keeper,
         serving=serving,
         store=parts.store,
@@ -210,7 +210,7 @@ def _serving(parts: Parts, catalog: Catalog, executor: Executor) -> Serving:
     return Serving(
         catalog=catalog,
         prompts=Prompts(ChatTemplate.load(folder), tokeniser, config.max_model_len()),
-        replicas=parts.model,
+        replicas=parts.replicas,
         admission=Admission(parts.sources.monotonic),
         trials=Trials(config.gate, catalog, parts.sources.monotonic, parts.sources.word()),
         tokens=TokenLimits(parts.control, config.ingress.num_replicas, parts.sources.monotonic),

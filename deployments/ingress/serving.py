@@ -10,11 +10,12 @@ from typing import Any
 from deployments.ingress.auth import Caller
 from deployments.ingress.catalog import Catalog, unknown_model
 from deployments.ingress.expansion import ModelLimits, expand
-from deployments.ingress.generation import Generation, Model
+from deployments.ingress.generation import Generation
 from deployments.ingress.hints import Hints
 from deployments.ingress.job import Job
 from deployments.ingress.model_objects import BaseModelFacts, adapter_model, base_model
 from deployments.ingress.prompts import Prompts
+from deployments.ingress.replicas import Replicas
 from deployments.ingress.token_limits import TokenLimits
 from deployments.ingress.trials import Trials
 from deployments.rest.answers import Answer, AnswerHead
@@ -50,7 +51,7 @@ class Serving:
 
     catalog: Catalog
     prompts: Prompts
-    replicas: Model
+    replicas: Replicas
     admission: Admission
     trials: Trials
     tokens: TokenLimits
@@ -166,7 +167,7 @@ class Serving:
             request_id=trace.about["request_id"],
         )
         return Generation(
-            model=self.replicas,
+            replicas=self.replicas,
             requests=requests,
             ref=ref,
             timeout_s=timeout_s,

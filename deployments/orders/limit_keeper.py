@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from deployments.ingress.catalog import Catalog
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.orders.tier_orders import limits_order
 from engine.errors import LoraplexError
 from engine.types import Tenant
@@ -28,7 +28,7 @@ class LimitKeeper:
     learns with each tenant's first request."""
 
     catalog: Catalog
-    replicas: Model
+    replicas: Replicas
     retry_s: float = RETRY_S
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.changes.pins import Pins
 from deployments.ingress.catalog import Catalog
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.orders.tier_orders import SlotPin, pins_order
 from engine.errors import Conflict, LoraplexError, NotFound, Unavailable
 from router.owners import owners
@@ -31,7 +31,7 @@ class PinKeeper:
 
     catalog: Catalog
     pins: Pins
-    replicas: Model
+    replicas: Replicas
     vnodes: int
     _may_hold: bool = field(default=True, init=False)  # the replicas, of an earlier ingress
     _pushing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.orders.tier_orders import retry_order
 from engine.errors import Unavailable
 from engine.types import AdapterRef
@@ -19,7 +19,7 @@ RETRY_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class VersionOrders:
-    replicas: Model
+    replicas: Replicas
 
     async def drop(self, refs: Sequence[AdapterRef], now: bool) -> None:
         """They are retired. With `now` what runs on them ends, and the replicas also refuse what an

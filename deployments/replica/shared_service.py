@@ -9,24 +9,17 @@ Every ingress may do so: counters only grow, so what is told twice counts once.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.ingress.generation import Model
-from engine.errors import InvalidRequest, LoraplexError
+from engine.errors import InvalidRequest
 from engine.messages import PeerService, ServiceElsewhere
 
-logger = logging.getLogger(__name__)
 SERVICE_VERSION = 1
-EXCHANGE_S = 1.0
-TIMEOUT_S = 3.0
 
 
 class ServiceBook:
-    """One replica's side. epoch: a word of this life of its core's alone."""
+    """epoch: a word of this life of its core's alone."""
 
     def __init__(self, epoch: str) -> None:
         self._epoch = epoch
@@ -62,27 +55,3 @@ class ServiceBook:
         news = tuple((t, c) for t, c in served.items() if c > told.get(t, -1.0))
         told.update(news)
         return PeerService(str(slot), epoch, news)
-
-
-@dataclass(slots=True, eq=False)
-class ServiceExchange:
-    """An ingress's side: carries what replicas have served from each to all."""
-
-    replicas: Model
-    _answers: Sequence[Mapping[str, Any]] = field(default=(), init=False)
-
-    async def exchange(self) -> None:
-        """Raises Unavailable where no replica answers: accounts are local until one does."""
-        order = {"v": SERVICE_VERSION, "peers": list(self._answers)}
-        self._answers = await self.replicas.tell("exchange_service", order, TIMEOUT_S)
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            try:
-                await self.exchange()
-            except LoraplexError as error:
-                logger.info("service: %s", error.message)
-            except Exception:
-                logger.exception("service can't be exchanged")
-            await asyncio.sleep(EXCHANGE_S)

@@ -19,10 +19,10 @@ from deployments.canary.trial_counts import Trial
 from deployments.changes.adapters import Adapters, unused
 from deployments.changes.placing import Placing
 from deployments.changes.tenants import Tenants
-from deployments.control.publish_order import Order, Source
+from deployments.control.publish_order import PublishOrder, Source
 from deployments.ingress.auth import Caller
-from deployments.ingress.generation import Model
 from deployments.ingress.probes import answered
+from deployments.ingress.replicas import Replicas
 from deployments.ingress.serving import Serving
 from deployments.orders.pin_keeper import PinKeeper
 from deployments.orders.version_orders import VersionOrders
@@ -44,7 +44,7 @@ FILES = (CONFIG, TENSORS, MANIFEST)
 class Control(Protocol):
     """What needs torch, or one process for all. Raises the errors of `engine.errors`."""
 
-    async def stage(self, order: Order) -> VersionRecord: ...
+    async def stage(self, order: PublishOrder) -> VersionRecord: ...
 
     async def register(self, version: VersionRecord, placing: Placing) -> AdapterRecord: ...
 
@@ -76,7 +76,7 @@ class AdapterRoutes:
     adapters: Adapters
     tenants: Tenants
     control: Control
-    replicas: Model
+    replicas: Replicas
     keeper: PinKeeper
     serving: Serving
     store: ObjectStore
@@ -165,7 +165,9 @@ class AdapterRoutes:
     async def _publish(self, caller: Caller, body: PublishBody, source: Source) -> Response:
         """Check and store; ask the probes; then the name changes, or nothing does."""
         placing, probes = body.placing(), body.asked()
-        order = Order(self._owner(caller, body), body.name, source, caller.signature, body.base)
+        order = PublishOrder(
+            self._owner(caller, body), body.name, source, caller.signature, body.base
+        )
         version = await self.control.stage(order)
         # Its bytes may have been mended just now, and the probes ask for them.
         await self._orders.retry([version.ref])

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.changes.tenants import Tenants
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.registry.records import TenantRecord
 from deployments.rest.adapter_routes import STATUS_TIMEOUT_S, Control
 from deployments.rest.adapter_views import tenant_fields, tenant_view
@@ -27,7 +27,7 @@ class Admin:
     desk: Desk
     tenants: Tenants
     control: Control
-    replicas: Model
+    replicas: Replicas
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.rest.adapter_routes import STATUS_TIMEOUT_S
 from deployments.rest.endpoints import Desk, add, page_limit
 from deployments.rest.service_status import service_status
@@ -20,7 +20,7 @@ class StatusRoutes:
     """wall: Unix seconds."""
 
     desk: Desk
-    replicas: Model
+    replicas: Replicas
     wall: Callable[[], float]
 
     def router(self) -> APIRouter:

@@ -18,7 +18,7 @@ from deployments.changes.pins import Pins
 from deployments.changes.tenants import no_tenant
 from deployments.config import AppConfig
 from deployments.ingress.auth import Caller
-from deployments.ingress.generation import Model
+from deployments.ingress.replicas import Replicas
 from deployments.orders.pin_keeper import PinKeeper, slots_of
 from deployments.orders.tier_orders import prefetch_order
 from deployments.registry.pin_record import PinRecord
@@ -45,7 +45,7 @@ class WarmthRoutes:
     registry: Registry
     pins: Pins
     keeper: PinKeeper
-    replicas: Model
+    replicas: Replicas
     vnodes: int
     clock: Callable[[], float]
 
@@ -55,7 +55,7 @@ class WarmthRoutes:
         config: AppConfig,
         desk: Desk,
         registry: Registry,
-        replicas: Model,
+        replicas: Replicas,
         clock: Callable[[], float],
     ) -> WarmthRoutes:
         """clock: Unix seconds."""

@@ -11,7 +11,7 @@ from typing import Any
 from deployments.changes.adapters import Adapters
 from deployments.changes.placing import Placing
 from deployments.control.gatekeeper import Gatekeeper
-from deployments.control.publish_order import Order
+from deployments.control.publish_order import PublishOrder
 from deployments.control.token_book import TokenBook
 from deployments.control.usage_ledger import UsageLedger
 from deployments.registry.adapter_record import AdapterRecord
@@ -35,7 +35,7 @@ class MemoryControl:
     store: ObjectStore
     gatekeeper: Gatekeeper
     error: LoraplexError | None = None
-    orders: list[Order] = field(default_factory=list)
+    orders: list[PublishOrder] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     away: LoraplexError | None = None
 
@@ -56,7 +56,7 @@ class MemoryControl:
         data = [{"tenant": t, **self.ledger.total(t)} for t in known[:limit]]
         return {"data": data, "has_more": len(known) > limit}
 
-    async def stage(self, order: Order) -> VersionRecord:
+    async def stage(self, order: PublishOrder) -> VersionRecord:
         self.orders.append(order)
         if self.error is not None:
             raise self.error

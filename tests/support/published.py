@@ -14,7 +14,7 @@ from deployments.changes.placing import Placing
 from deployments.control.claims import Claims
 from deployments.control.import_folder import ImportFolder
 from deployments.control.judge import Judge, PublishPolicy, ServedBase
-from deployments.control.publish_order import Order, Source
+from deployments.control.publish_order import PublishOrder, Source
 from deployments.control.publisher import Publisher
 from deployments.control.sources import Sources
 from deployments.control.sweep import Sweep
@@ -64,7 +64,7 @@ class Keeping:
     def publish_from(
         self, source, *, tenant="acme", name="bot", by="admin", base=None, placing=None
     ) -> AdapterRecord:
-        order = Order(tenant, name, source, by, base)
+        order = PublishOrder(tenant, name, source, by, base)
         return self.publisher.publish(order, placing or Placing())
 
     def record(self, tenant="acme", name="bot") -> AdapterRecord:

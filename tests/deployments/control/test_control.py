@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from deployments.canary.trial_counts import Trial
 from deployments.config import load
 from deployments.control.control import Control, max_adapter_bytes
-from deployments.control.publish_order import Order, Source
+from deployments.control.publish_order import PublishOrder, Source
 from deployments.ingress.trials import TRIALS_VERSION
 from deployments.registry import open_registry
 from deployments.registry.adapter_record import AdapterRecord
@@ -96,7 +96,7 @@ async def test_a_rollback_by_the_gate_is_counted_once(config, folder):
     control = Control(config, metering=meter)
     versions = []
     for content, placing in ((folder, {}), ("alias", {"alias": CANARY, "weight": 0.5})):
-        order = asdict(Order("acme", "bot", Source(folder=content), "admin"))
+        order = asdict(PublishOrder("acme", "bot", Source(folder=content), "admin"))
         staged = await control.stage(order)
         versions.append(staged["ref"]["digest"])
         record = AdapterRecord.from_value(await control.register(staged, placing))

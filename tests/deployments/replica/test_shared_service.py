@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.replica.shared_service import ServiceBook, ServiceExchange
+from deployments.orders.service_keeper import ServiceKeeper
+from deployments.replica.shared_service import ServiceBook
 from engine.config import AccountConfig
 from engine.errors import InvalidRequest
 from engine.messages import PeerService, ServiceElsewhere
@@ -35,7 +36,7 @@ class Fleet:
 
 async def test_each_hears_of_the_others_and_only_what_is_new() -> None:
     fleet = Fleet(3)
-    ingresses = [ServiceExchange(fleet), ServiceExchange(fleet)]  # type: ignore[arg-type]
+    ingresses = [ServiceKeeper(fleet), ServiceKeeper(fleet)]  # type: ignore[arg-type]
     fleet.books[0].heard([("a", 5.0), ("b", 1.0)])
     for ingress in ingresses * 2:
         await ingress.exchange()
@@ -53,7 +54,7 @@ async def test_each_hears_of_the_others_and_only_what_is_new() -> None:
 
 async def test_a_replica_that_began_anew_tells_all_it_has() -> None:
     fleet = Fleet(2)
-    ingress = ServiceExchange(fleet)  # type: ignore[arg-type]
+    ingress = ServiceKeeper(fleet)  # type: ignore[arg-type]
     fleet.books[0].heard([("a", 5.0), ("b", 1.0)])
     await ingress.exchange()
     await ingress.exchange()
@@ -79,7 +80,7 @@ class Cores(Fleet):
         for core, book in zip(self.cores, self.books, strict=True):
             core.hear = lambda stats, book=book: book.heard(stats.service)  # type: ignore[misc]
 
-    async def second(self, ingress: ServiceExchange | None) -> list[tuple[float, float]]:
+    async def second(self, ingress: ServiceKeeper | None) -> list[tuple[float, float]]:
         """One tenant asks everywhere without end, three at one replica each. What those two were
         served at each replica meanwhile."""
         served = []
@@ -100,7 +101,7 @@ async def test_three_replicas_share_the_whole_service_and_without_exchange_each_
     """One tenant spread over all and one local to each: a quarter of the whole each, and nobody
     below the floor of its local share. Then the exchange is away: half of each replica."""
     fleet = Cores()
-    ingress = ServiceExchange(fleet)  # type: ignore[arg-type]
+    ingress = ServiceKeeper(fleet)  # type: ignore[arg-type]
     for _ in range(4):
         await fleet.second(ingress)
     seconds = [await fleet.second(ingress) for _ in range(7)]
