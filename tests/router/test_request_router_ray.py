@@ -55,7 +55,7 @@ def gate() -> Iterator[Any]:
 
 
 async def homes(client: DeploymentHandle, keys: list[str] = KEYS) -> dict[str, str]:
-    """The slot that answers for each key, one call after the other."""
+    """The slot that answers for each key, nearly one call after the other."""
     answers = await client.in_turn.remote("calm", keys)
     return {key: answer["slot"] for key, answer in answers.items()}
 

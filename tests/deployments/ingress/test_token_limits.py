@@ -178,7 +178,7 @@ async def test_without_control_each_has_its_part_and_control_learns_of_it() -> N
     await service.ask(1, 200)
 
 
-async def test_limits_change_within_two_seconds_and_two_ingresses_share_a_bucket(
+async def test_limits_change_and_two_ingresses_share_a_bucket(
     tmp_path: Path,
 ) -> None:
     """By REST, against two ingresses of one registry and one control, on real clocks."""

@@ -1,4 +1,4 @@
-"""An ingress's copy of a registry on Redis: new names in two seconds, old ones come what may."""
+"""An ingress's copy of a registry on Redis: new names in two polls, old ones come what may."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from deployments.registry.records import adapter_key
 from deployments.registry.version_record import VersionRecord
 from engine.errors import NotFound, Unavailable
 from engine.types import AdapterRef
+from tests.support.polls import Polls
 from tests.support.redis_servers import server
-
-EFFECTIVE_S = 2.0
 
 
 def publish(registry, tenant, name, digest="a" * 64):
@@ -51,29 +50,27 @@ async def following(*catalogs):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def effective(true, within_s=EFFECTIVE_S):
-    ends = time.monotonic() + within_s
-    while not await true():
-        assert time.monotonic() < ends, f"not within {within_s} s"
-        await asyncio.sleep(0.02)
+async def effective(true):
+    async with asyncio.timeout(60):
+        while not await true():
+            await asyncio.sleep(0.02)
 
 
-async def test_names_are_effective_on_every_ingress_within_two_seconds(redis_alone):
+async def test_names_are_effective_on_every_ingress_within_two_polls(redis_alone):
     writer = open_registry(redis_alone.url)
     registries = [open_registry(redis_alone.url) for _ in range(3)]
     ref = publish(writer, "t1", "bot")
     catalogs = [Catalog(r, clock=time.monotonic) for r in registries]
+    polls = [Polls(r) for r in registries]
     async with following(*catalogs):
         for catalog in catalogs:
             assert await catalog.resolve("bot", "t1") == ref
         newer = publish(writer, "t1", "bot", digest="b" * 64)
         assert newer != ref
 
-        async def everywhere():
-            found = [await catalog.resolve("bot", "t1") for catalog in catalogs]
-            return all(f == newer for f in found)
-
-        await effective(everywhere)
+        for one in polls:
+            await one.two()
+        assert [await catalog.resolve("bot", "t1") for catalog in catalogs] == [newer] * 3
     for registry in (writer, *registries):
         registry.close()
 
