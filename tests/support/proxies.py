@@ -88,7 +88,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _stop(self) -> None:

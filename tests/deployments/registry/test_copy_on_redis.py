@@ -77,7 +77,8 @@ async def test_names_are_effective_on_every_ingress_within_two_polls(redis_alone
 
 async def test_known_names_serve_through_an_outage_and_what_came_meanwhile_follows(redis_alone):
     registry = open_registry(f"{redis_alone.url}?timeout_s=0.3&confirm_s=0.3")
-    ref = publish(registry, "t1", "bot")
+    writer = open_registry(redis_alone.url)
+    ref = publish(writer, "t1", "bot")
     catalog = Catalog(registry, clock=time.monotonic, negative_ttl_s=0.1)
     async with following(catalog):
         redis_alone.kill()
@@ -86,7 +87,7 @@ async def test_known_names_serve_through_an_outage_and_what_came_meanwhile_follo
         with pytest.raises(Unavailable):  # not NotFound: nobody knows
             await catalog.resolve("other", "t1")
         redis_alone.start()
-        publish(registry, "t1", "other")
+        publish(writer, "t1", "other")
 
         async def is_there():
             with contextlib.suppress(NotFound, Unavailable):
@@ -109,7 +110,8 @@ async def test_known_names_serve_through_an_outage_and_what_came_meanwhile_follo
             return False
 
         await effective(is_gone)
-    registry.close()
+    for one in (registry, writer):
+        one.close()
 
 
 async def test_one_name_published_again_and_again_takes_no_more_keys(redis_alone):
