@@ -27,7 +27,7 @@ PAGE_TOKENS = 256
 NUM_PAGES = 40
 LOCAL_FLOOR = 0.25
 LIMIT_S = 2.0
-"""Within so long a changed limit applies, as is promised; it takes a fraction of that."""
+"""Within so long a changed limit applies, as is promised; it takes 0.2 to 0.4 s."""
 SETTLING_S, MEASURED_S = 5.0, 12.0
 
 
@@ -160,6 +160,9 @@ def test_shares_of_the_whole_service_are_equal_and_the_local_ones_keep_their_flo
     models = {"spread": "tiny"} | {
         customer.tenant: customer.publish("one", slot)[0] for slot, customer in enumerate(local)
     }
+    for customer in local:  # whose adapters then are where they belong
+        with Asked(customer, models[customer.tenant], 8, 2) as asked:
+            asked.join(60)
     answers = []  # (when, whose, its output tokens)
 
     async def keep_asking(client, customer):
@@ -175,7 +178,7 @@ def test_shares_of_the_whole_service_are_equal_and_the_local_ones_keep_their_flo
             workers = [*local * ROWS, *[spread] * SLOTS * ROWS]
             asking = [asyncio.create_task(keep_asking(client, each)) for each in workers]
             await asyncio.wait(asking, timeout=SETTLING_S + MEASURED_S)
-            assert not any(task.done() for task in asking), [t for t in asking if t.done()]
+            assert not any(task.done() for task in asking), "each asks for ever"
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -195,7 +198,6 @@ def test_shares_of_the_whole_service_are_equal_and_the_local_ones_keep_their_flo
         assert all(counts[each.tenant] >= floor for each in local), counts
         for tenant, count in counts.items():
             shares[tenant] = shares.get(tenant, 0) + count
-    print(shares)
     mean = sum(shares.values()) / len(shares)
     assert shares == pytest.approx(dict.fromkeys(models, mean), rel=0.1)
 
@@ -203,14 +205,12 @@ def test_shares_of_the_whole_service_are_equal_and_the_local_ones_keep_their_flo
 def applied(asked, since):
     """A changed limit has let it begin, within the time."""
     assert asked.begun.wait(30)
-    took = asked.begun_s - since
-    print(f"applied after {took:.2f} s")
-    assert took < LIMIT_S
+    assert asked.begun_s - since < LIMIT_S
 
 
 def test_a_raised_weight_takes_rows_for_what_waits(service):
-    """All rows are another's but the one that is anybody's. With an equal weight the tenant has a
-    right to half of them, though none of its own ends."""
+    """All rows are another's but the one that is anybody's. With an equal weight the tenant, which
+    has been served less, has a right to half of them, though none of its own ends."""
     other = Customer(service, "weighty")
     light = Customer(service, "light", weight=0.125)
     theirs, mine = other.publish("one")[0], light.publish("one")[0]
@@ -218,8 +218,8 @@ def test_a_raised_weight_takes_rows_for_what_waits(service):
         for number in range(ROWS):
             asked = streams.enter_context(Asked(other, theirs, 8 + number, 400))
             assert asked.begun.wait(30)
-        assert streams.enter_context(Asked(light, mine, 8, 200)).begun.wait(30)
-        waits = streams.enter_context(Asked(light, mine, 9, 200))
+        assert streams.enter_context(Asked(light, mine, 8, 100)).begun.wait(30)
+        waits = streams.enter_context(Asked(light, mine, 9, 100))
         assert not waits.begun.wait(1.0)
         applied(waits, light.change(weight=1))
 
