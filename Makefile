@@ -63,17 +63,16 @@ LOAD_vtc-overload-8 := $(call SIZED,0.6,0.25,90)
 LOAD_vtc-weighted := $(call SIZED,0.6,0.25,90)
 LOAD_vtc-proportional := $(call SIZED,0.8,0.25,120)
 LOAD_vtc-on-off := $(call SIZED,0.8,0.25,120) --set on_off_s=20
-LOAD_vtc-on-off-overload := $(call SIZED,0.6,0.25,120) --set on_off_s=20
+LOAD_vtc-on-off-overload := $(call SIZED,0.5,0.25,120) --set on_off_s=20
 LOAD_vtc-short-long := $(call SIZED,0.6,0.25,90)
 LOAD_vtc-in-out := $(call SIZED,0.3,0.25,90)
-LOAD_vtc-ramp := $(call SIZED,0.8,0.25,120)
-LOAD_vtc-shift := $(call SIZED,0.9,0.25,180) --set on_off_s=20
+LOAD_vtc-ramp := $(call SIZED,0.7,0.25,120)
+LOAD_vtc-shift := $(call SIZED,0.8,0.25,180) --set on_off_s=20
 LOAD_flash-crowd := $(call SIZED,0.3,0.25,120)
 LOAD_diurnal := $(call SIZED,0.4,0.25,120)
 LOAD_noisy-neighbour := $(call SIZED,0.3,0.25,120) --set quiet=1.5
 LOAD_cold-start := $(call SIZED,0.5,0.25,120) --set cold=40
 LOAD_campaign := $(call SIZED,0.3,0.25,120)
-LOAD_trace := $(call SIZED,1,0.25,120)
 
 LOADED := --quickstart $(QUICKSTART) --url http://127.0.0.1:$(PORT) --scenario $(SCENARIO) \
   --seed $(SEED) --roster $(dir $(REPORT))roster.json
