@@ -79,7 +79,7 @@ LOADED := --quickstart $(QUICKSTART) --url http://127.0.0.1:$(PORT) --scenario $
 
 load: env
 	@$(RUN) loadgen publish $(LOADED) $(LOAD)
-	@$(RUN) loadgen run $(LOADED) $(LOAD) --out $(REPORT)
+	@$(RUN) loadgen run $(LOADED) $(LOAD) --out $(REPORT) --drain-s 240
 
 env: $(STAMP)
 
