@@ -45,6 +45,10 @@ def _row(reports: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(next(report[key] for report in reports if key in report))
 
 
+def _largest(cases: Mapping[str, Mapping[str, Any]], key: str) -> float:
+    return max(float(case[key]) for case in cases.values())
+
+
 DECODE = Benchmark(
     "decode",
     ["engine.bench", "--device", "cpu", "--model", str(MODEL), "--adapters", "8", "--json"],
@@ -90,12 +94,12 @@ SCHEDULER = Benchmark(
     ["tests.support.scheduling_cost"],
     [
         Figure(
-            "schedule(), 256 rows, 10,000 waiting of 1,000 tenants, ms",
-            lambda r: float(r["schedule_ms"]),
+            "schedule(), 256 rows, 10,000 waiting of 1,000 tenants, dearest order and price, ms",
+            lambda r: _largest(r, "schedule_ms"),
             0.5,
             at_least=False,
         ),
-        Figure("commit(), likewise, ms", lambda r: float(r["commit_ms"]), 0.5, at_least=False),
+        Figure("commit(), likewise, ms", lambda r: _largest(r, "commit_ms"), 0.5, at_least=False),
     ],
 )
 STREAMS = Benchmark(
