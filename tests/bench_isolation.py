@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import subprocess
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from loadgen.workloads.arrival import Arrival, Schedule
 from loadgen.workloads.draws import whole
 from tests.support import isolation_report, locality
 from tests.support.isolation_report import Seen
+from tests.support.ports import free_port
 from tests.support.service import Service
 
 PROJECT = Path(__file__).parent.parent
@@ -152,12 +152,6 @@ def capacity(bench: Bench, sizes: Sizes, num: int) -> float:
     until = max(o.due_s + (o.first_s or 0.0) for o in done)
     ends = [end for o in done if (end := o.due_s + o.end_s) <= until]
     return (len(ends) - 1) / (until - min(ends))
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:
