@@ -129,7 +129,7 @@ def locality_score(w_local: float, wait_s: float, num_tokens: int, in_batch: boo
     the batch already goes ahead of those that have waited up to w_local x tokens longer.
 
     wait_s: since the tenant's last turn, or since this request came where that was later. Waits
-    grow alike, so who has waited longer by w_local x the longest prompt is never overtaken: that is
-    how long locality delays anybody at most.
+    grow alike, so no tenant is overtaken by another that has waited less by w_local x the longest
+    prompt.
     """
     return wait_s + (w_local * num_tokens if in_batch else 0.0)
