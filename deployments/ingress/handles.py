@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import grpc  # type: ignore[import-untyped]
-from ray.exceptions import RayActorError, RayError, TaskCancelledError
+from ray.exceptions import ActorDiedError, RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -104,7 +104,16 @@ class RayReplicas:
 
     async def tell_all(self, method: str, order: Mapping[str, Any], timeout_s: float) -> bool:
         said = await self._said(timeout_s, method, order)
-        return not any(isinstance(answer, TimeoutError) for answer in said)
+        # One that has died will never hear; behind anything else there may be one that lives.
+        deaf = [
+            answer
+            for answer in said
+            if isinstance(answer, BaseException) and not isinstance(answer, ActorDiedError)
+        ]
+        if deaf:
+            told = f"{len(deaf)} of {len(said)} replicas have not heard"
+            logger.info("%s: %s: %r", method, told, deaf[0])
+        return not deaf
 
     async def _broadcast(
         self, timeout_s: float, method: str, *args: Any

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.handle import DeploymentBroadcastResponse
 
 from deployments.ingress.handles import RayReplicas
-from engine.errors import Unavailable
+from engine.errors import InvalidRequest, Unavailable
 from engine.types import adapter_to_wire
 from tests.support.replicas import adapter
 
@@ -111,7 +111,17 @@ async def test_a_replica_that_hangs_does_not_silence_the_others() -> None:
 @pytest.mark.parametrize(
     ("answers", "have_heard"),
     [([None, {"slot": 1}], True), ([None, ActorDiedError()], True), ([], True)]
-    + [([None, HANGS], False), ([HANGS], False)],
+    + [
+        ([None, unheard], False)
+        for unheard in (
+            HANGS,
+            ActorUnavailableError("a blip of the network", b"\0" * 16),
+            InvalidRequest("Order version 1 is not 2."),
+            TaskCancelledError(),
+            asyncio.CancelledError(),
+        )
+    ]
+    + [([HANGS], False), ([ActorDiedError(), HANGS], False)],
 )
 async def test_whether_all_that_live_have_heard(answers: list[Any], have_heard: bool) -> None:
     handle = Handle(answers)
