@@ -7,6 +7,7 @@ however many rows the step had, and are turned into text here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -15,6 +16,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
+
+from opentelemetry.trace import Span
 
 from deployments.orders.tier_orders import (
     place_of,
@@ -27,7 +30,7 @@ from deployments.platform.hosts import check_here, node_here
 from deployments.platform.serve_process import serve_instance, serve_rank
 from deployments.replica.books import Books
 from deployments.replica.call_wire import read_call
-from deployments.replica.calls import Pace, late
+from deployments.replica.calls import Call, Pace, late
 from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
 from deployments.replica.leaving import leave_soon
@@ -133,25 +136,27 @@ class Replica:
         about.update(tenant=requests[0].tenant.id, **fields(requests[0].adapter)["fields"])
         span = self._spans.begin(call, self._slot, about)
         streams = [Stream(i, r, self._vocabulary) for i, r in enumerate(requests)]
-        open_call = self._calls.open(streams)
-        if self._dead:
-            self._calls.fail(open_call, LEAVING)
-        else:
-            if span is not None:
-                self._spans.submitted(span, requests)
-            self._calls.submit(open_call)
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(deadline_s, self._calls.fail, open_call, late(deadline_s))
-        try:
+        with contextlib.ExitStack() as ending:
+            open_call = self._calls.open(streams)
+            ending.callback(self._close, open_call, span)
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(deadline_s, self._calls.fail, open_call, late(deadline_s))
+            ending.callback(timer.cancel)
+            if self._dead:
+                self._calls.fail(open_call, LEAVING)
+            else:
+                if span is not None:
+                    self._spans.submitted(span, requests)
+                self._calls.submit(open_call)
             while not open_call.done:
                 yield await open_call.next()
-        finally:
-            timer.cancel()
-            self._calls.close(open_call)
-            for code, why in {s.error.code: s.error.message for s in streams if s.error}.items():
-                log.warning("failed: %s", why, extra=fields(code=code))
-            if span is not None:
-                span.end()
+
+    def _close(self, call: Call, span: Span | None) -> None:
+        self._calls.close(call)
+        for code, why in {s.error.code: s.error.message for s in call.streams if s.error}.items():
+            log.warning("failed: %s", why, extra=fields(code=code))
+        if span is not None:
+            span.end()
 
     def _read(self, call: Mapping[str, Any]) -> tuple[list[Request], float]:
         """Under ids of our own: two clients may send the same x-request-id at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -198,6 +199,18 @@ async def test_sigkill_of_the_core_ends_streams_with_an_error_and_the_process(ma
     assert late == [{"i": 0, "error": late[0]["error"]}]
     assert late[0]["error"]["code"] == "replica_lost"
     await until(lambda: not alive(pids["core"]))
+
+
+async def test_a_call_that_can_not_be_begun_holds_up_no_end(make: Make) -> None:
+    left: list[int] = []
+    replica = await make(leave=left.append, clock=lambda: 0.0)  # no drain ever runs out
+    body = call(request())
+    body["requests"][0]["salt"] = lambda: "nothing that a message to the core can carry"
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        await collect(replica, body)
+    assert (await collect(replica, call(request(max_tokens=4))))[-1]["finish"] == "length"
+    os.kill((await replica.status())["pids"]["core"], signal.SIGKILL)
+    await until(lambda: left == [1])
 
 
 async def test_sigkill_of_the_loader_is_survived(make: Make, tmp_path: Path) -> None:
