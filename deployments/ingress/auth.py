@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from engine.errors import PermissionDenied, Unauthenticated
@@ -23,13 +23,13 @@ RandomBytes = Callable[[int], bytes]
 class Caller:
     """Who makes a request: a tenant, or (None) an admin. `hint` names the key in records.
     self_publish: a tenant that may change its own adapters. log_content: one whose prompts and
-    answers are logged. hints: of all keys that its tenant has or had."""
+    answers are logged. hints: of all keys that its tenant has or had; not its own to change."""
 
     tenant: Tenant | None
     hint: str
     self_publish: bool = False
     log_content: bool = False
-    hints: frozenset[str] = frozenset()
+    hints: Set[str] = frozenset()
 
     @property
     def is_operator(self) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 
 from deployments.ingress.auth import Caller, wrong_key
 from deployments.ingress.directory import Directory, split_model
+from deployments.orders.tier_orders import TenantLimits
 from deployments.registry.adapter_record import AdapterRecord
 from deployments.registry.alias import position
 from deployments.registry.records import Role, TenantRecord, adapter_key, key_key, tenant_key
 from deployments.registry.registry import Event, Gone, Registry
 from engine.errors import LoraplexError, NotFound, PermissionDenied
-from engine.types import AdapterRef, Tenant
+from engine.types import AdapterRef
 
 logger = logging.getLogger(__name__)
 MAX_ABSENT = 10_000
@@ -54,7 +55,7 @@ class Catalog:
         self.num_failures = 0
         """Refreshes that failed."""
         self._absent: OrderedDict[str, float] = OrderedDict()
-        self._changed: dict[str, Tenant] = {}
+        self._changed: dict[str, TenantLimits] = {}
         self.tenants_changed = asyncio.Event()
         """`take_changed_tenants` has some."""
 
@@ -161,7 +162,7 @@ class Catalog:
     def adapters(self, tenant: str | None = None) -> Iterator[AdapterRecord]:
         return self._directory.adapters(tenant)
 
-    def take_changed_tenants(self) -> dict[str, Tenant]:
+    def take_changed_tenants(self) -> dict[str, TenantLimits]:
         """Known tenants whose values are others than they were, since the last call."""
         changed, self._changed = self._changed, {}
         self.tenants_changed.clear()
@@ -191,7 +192,7 @@ class Catalog:
     def _compare(self, before: TenantRecord | None, after: TenantRecord | None) -> None:
         if before is None or after is None or before.tenant() == after.tenant():
             return
-        self._changed[after.id] = after.tenant()
+        self._changed[after.id] = TenantLimits(after.tenant(), self._directory.rev(after.key))
         self.tenants_changed.set()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from sys import intern
 from typing import Any
 
@@ -22,7 +22,7 @@ class Directory:
         self._records: dict[str, TenantRecord | KeyRecord | AdapterRecord] = {}
         self._revs: dict[str, int] = {}
         self._by_tenant: dict[str, dict[str, AdapterRecord]] = {}
-        self._hints: dict[str, frozenset[str]] = {}
+        self._hints: dict[str, set[str]] = {}
         self._modules: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def apply(self, event: Event) -> None:
@@ -38,7 +38,7 @@ class Directory:
         if isinstance(record, AdapterRecord):
             self._by_tenant.setdefault(record.tenant, {})[record.name] = record
         if isinstance(record, KeyRecord) and record.tenant is not None:
-            self._hints[record.tenant] = self.hints(record.tenant) | {record.hint}
+            self._hints.setdefault(record.tenant, set()).add(record.hint)
         if record is not None:
             self._records[event.key] = record
 
@@ -46,13 +46,17 @@ class Directory:
         record = self._records.get(registry_key)
         return record if isinstance(record, KeyRecord) else None
 
-    def hints(self, tenant: str) -> frozenset[str]:
-        """Of all keys that the tenant has, or had."""
+    def hints(self, tenant: str) -> Set[str]:
+        """Of all keys that the tenant has, or had; to look at, since it grows with the next key."""
         return self._hints.get(tenant, frozenset())
 
     def tenant(self, registry_key: str) -> TenantRecord | None:
         record = self._records.get(registry_key)
         return record if isinstance(record, TenantRecord) else None
+
+    def rev(self, registry_key: str) -> int:
+        """Of the newest that is known of this key, its deletion included; 0: nothing is."""
+        return self._revs.get(registry_key, 0)
 
     def tenants(self) -> Iterator[TenantRecord]:
         return (r for r in self._records.values() if isinstance(r, TenantRecord))

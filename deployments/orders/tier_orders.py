@@ -4,7 +4,7 @@
                "slots": [rank, ...] or None, "retry": bool}
     retry     {"v": 1, "refs": [..., ...]}
     pins      {"v": 1, "pins": [{"ref": ..., "on_device": bool, "slots": [rank, ...]}, ...]}
-    limits    {"v": 1, "tenants": [..., ...]}
+    limits    {"v": 1, "tenants": [{..., "rev": of the tenant's record}, ...]}
 
 `slots` says which replicas are meant; None: whoever gets it. `retry`: also after a failure that is
 remembered (`messages.Retry`). No torch.
@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.adapters.residency import DEVICE, HOST, LOADING
 from engine.errors import ErrorInfo, InvalidRequest
-from engine.messages import Pin, Prefetch, Retry, SetLimits, SetPins
+from engine.messages import Pin, Prefetch, Retry, SetPins
 from engine.types import AdapterRef, Tenant, adapter_from_wire, adapter_to_wire
 
 ORDER_VERSION = 1
@@ -31,6 +31,14 @@ class SlotPin:
     ref: AdapterRef
     on_device: bool
     slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """A tenant as its record has it at this revision of the registry."""
+
+    tenant: Tenant
+    rev: int
 
 
 def prefetch_order(
@@ -65,8 +73,9 @@ def pins_order(pins: Iterable[SlotPin]) -> dict[str, Any]:
     return {"v": ORDER_VERSION, "pins": wires}
 
 
-def limits_order(tenants: Iterable[Tenant]) -> dict[str, Any]:
-    return {"v": ORDER_VERSION, "tenants": [asdict(tenant) for tenant in tenants]}
+def limits_order(limits: Iterable[TenantLimits]) -> dict[str, Any]:
+    tenants = [{**asdict(one.tenant), "rev": one.rev} for one in limits]
+    return {"v": ORDER_VERSION, "tenants": tenants}
 
 
 def read_prefetch(order: Mapping[str, Any], slot: int) -> list[Retry | Prefetch]:
@@ -108,11 +117,12 @@ def read_pins(order: Mapping[str, Any], slot: int) -> SetPins:
         raise InvalidRequest(f"The order can't be read: {error!r}.") from None
 
 
-def read_limits(order: Mapping[str, Any]) -> SetLimits:
-    """Raises InvalidRequest for an order that can't be read."""
+def read_limits(order: Mapping[str, Any]) -> list[TenantLimits]:
+    """Raises InvalidRequest for an order that can't be read. A release that says no revision is
+    taken for the oldest."""
     _check_version(order)
     try:
-        return SetLimits(tuple(_tenant(wire) for wire in order["tenants"]))
+        return [TenantLimits(_tenant(w), int(w.get("rev", 0))) for w in order["tenants"]]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"The order can't be read: {error!r}.") from None
 

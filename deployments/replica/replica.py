@@ -21,7 +21,6 @@ from opentelemetry.trace import Span
 
 from deployments.orders.tier_orders import (
     place_of,
-    read_limits,
     read_pins,
     read_prefetch,
     read_retry,
@@ -34,6 +33,7 @@ from deployments.replica.calls import Call, Pace, late
 from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
 from deployments.replica.leaving import leave_soon
+from deployments.replica.limit_book import LimitBook
 from deployments.replica.open_calls import OpenCalls
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
@@ -96,6 +96,7 @@ class Replica:
         self._stats: CoreStats | None = None
         self._ready: Ready | None = None
         self._books = Books(uuid.uuid4().hex)
+        self._limits = LimitBook()
         self._spans = replica_spans(config.telemetry, serve_instance)
         self._metrics = replica_metrics(config.telemetry, self._residency, self._children)
 
@@ -197,9 +198,9 @@ class Replica:
         return {"slot": self._slot(), "num_pins": len(pins.pins)}
 
     async def set_limits(self, order: Mapping[str, Any]) -> None:
-        """See `tier_orders`: tenants whose weight or limits have changed."""
+        """See `limit_book`: tenants whose weight or limits have changed."""
         await self.start()
-        self._children.submit([read_limits(order)])
+        self._children.submit([self._limits.read(order)])
 
     async def exchange_service(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `shared_service`."""

@@ -13,7 +13,14 @@ from deployments.ingress.catalog import PAGE, SLICE, Catalog
 from deployments.ingress.directory import Directory
 from deployments.registry import open_registry
 from deployments.registry.alias import position
-from deployments.registry.records import KeyRecord, Role, TenantRecord, hash_key, key_key
+from deployments.registry.records import (
+    KeyRecord,
+    Role,
+    TenantRecord,
+    hash_key,
+    key_key,
+    tenant_key,
+)
 from deployments.registry.registry import Event, Gone
 from engine.errors import Conflict, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tests.support.memory_control import publish
@@ -307,6 +314,16 @@ def test_the_directory_keeps_the_newest_of_each_key(registry):
     directory.check()
 
 
+def test_a_tenant_s_next_key_copies_no_hint_of_the_others():
+    directory, kept = Directory(), None
+    for number in range(3):
+        record = KeyRecord(hash_key(f"lp-{number}"), Role.TENANT, "t1", f"lp-{number}...", 5.0)
+        directory.apply(Event(record.key, record.to_value(), 1 + number))
+        kept = kept or directory.hints("t1")
+    assert directory.hints("t1") is kept == {"lp-0...", "lp-1...", "lp-2..."}
+    assert directory.hints("t2") == set()
+
+
 def test_only_the_hash_of_a_key_is_kept(tenants, registry):
     key = tenants.create(TenantRecord("t1"))[1]
     value = registry.get(key_key(key)).value
@@ -331,7 +348,7 @@ async def test_a_request_of_no_session_is_drawn_and_one_of_a_session_never(regis
     assert (await catalog.resolve("bot@canary", "t1")).digest[0] == "b"
 
 
-async def test_tenants_whose_values_have_changed_are_told_once(catalog, watched, tenants):
+async def test_changed_tenants_are_told_once(catalog, watched, registry, tenants):
     tenants.create(TenantRecord("t1"))
     await catalog.refresh()
     tenants.create(TenantRecord("t2"))
@@ -345,6 +362,8 @@ async def test_tenants_whose_values_have_changed_are_told_once(catalog, watched,
         await catalog.refresh()
         assert catalog.tenants_changed.is_set()
         changed = catalog.take_changed_tenants()
-        assert {name: tenant.weight for name, tenant in changed.items()} == {"t1": 3.0 + number}
+        assert {name: one.tenant.weight for name, one in changed.items()} == {"t1": 3.0 + number}
+        entry = registry.get(tenant_key("t1"))
+        assert entry is not None and changed["t1"].rev == entry.rev
         await catalog.refresh()
         assert not catalog.tenants_changed.is_set() and catalog.take_changed_tenants() == {}

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from deployments.orders.tier_orders import (
     SlotPin,
+    TenantLimits,
     limits_order,
     pins_order,
     prefetch_order,
@@ -116,9 +117,10 @@ async def test_pins_are_this_slot_s_and_replace_each_other(replica: Replica) -> 
 
 async def test_a_share_that_is_lowered_ends_an_answer_that_needs_more(replica: Replica) -> None:
     events: list[dict[str, Any]] = []
+    lowered = TenantLimits(Tenant("acme", hard_kv_share=0.0001), rev=7)
     async for batch in replica.generate(call(request(max_tokens=3000))):
         if not events:
-            await replica.set_limits(limits_order([Tenant("acme", hard_kv_share=0.0001)]))
+            await replica.set_limits(limits_order([lowered]))
         events += batch
     assert events[-1]["error"]["code"] == "kv_share_exceeded"
 
