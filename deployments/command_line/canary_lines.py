@@ -32,10 +32,13 @@ def _running(alias: Mapping[str, Any], trial: Mapping[str, Any] | None) -> list[
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
+    quantiles = side.get("quantiles", ())
+    # A service of an earlier release says none, and one number for each kind of time.
+    kinds = (("first text", "first_s"), ("a token", "token_s")) if quantiles else ()
     times = [
         f"{what} p{100 * q:g} {in_words(seconds)}"
-        for what, known in (("first text", side["first_s"]), ("a token", side["token_s"]))
-        for q, seconds in zip(side["quantiles"], known, strict=True)
+        for what, kind in kinds
+        for q, seconds in zip(quantiles, side[kind], strict=True)
         if seconds is not None
     ]
     counts = f"{side['failed']} of {side['requests']} requests failed"

@@ -127,8 +127,8 @@ def _life(replica: Values) -> tuple[int, int]:
 
 
 def _tenants(before: Values | None, now: Values, interval_s: float) -> list[TenantFigures]:
-    known = {t["id"]: t["tokens_by"] for t in (before or {"tenants": ()})["tenants"]}
-    done = {t["id"]: _drawn(known.get(t["id"], {}), t["tokens_by"]) for t in now["tenants"]}
+    known = {t["id"]: _tokens(t) for t in (before or {"tenants": ()})["tenants"]}
+    done = {t["id"]: _drawn(known.get(t["id"], {}), _tokens(t)) for t in now["tenants"]}
     total = sum(done.values())
     weights = sum(t["weight"] for t in now["tenants"] if t["running"] + t["waiting"])
     made = [
@@ -147,8 +147,14 @@ def _tenants(before: Values | None, now: Values, interval_s: float) -> list[Tena
     return sorted(made, key=lambda t: (-t.tokens_s, -(t.running + t.waiting), t.id))
 
 
+def _tokens(tenant: Values) -> Mapping[str, int]:
+    """By the life of a core. A service of an earlier release doesn't say."""
+    told: Mapping[str, int] = tenant.get("tokens_by", {})
+    return told
+
+
 def _drawn(before: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """Tokens by the life of a core. Of one that didn't tell of the tenant before nothing is known
+    """Of the tokens of all lives. Of one that didn't tell of the tenant before nothing is known
     yet: its number has all from earlier on."""
     return sum(max(0, tokens - before[life]) for life, tokens in now.items() if life in before)
 

@@ -174,6 +174,11 @@ async def test_the_verdict_is_seen_while_it_runs(world, versions, clients):
     assert 0 < middle <= late < 5
     lines = canary_lines(await admin(clients[0], world, "GET", TWO))
     assert "gate holding" in lines[0] and "first text p90" in lines[1]
+    for side in (trial["canary"], trial["production"]):
+        side |= {"quantile": 0.9, "first_s": 0.1, "token_s": None}  # as an earlier release tells it
+        del side["quantiles"]
+    earlier = canary_lines({**(await admin(clients[0], world, "GET", TWO)), "trial": trial})
+    assert earlier[1].endswith("requests failed")
     # Control is another one, and ingresses tell it all that they have counted.
     adapters = Adapters(world.registry, world.store, keep_versions=10, clock=lambda: 9.0)
     world.control.gatekeeper = Gatekeeper(GateSection(**GATE), adapters, lambda: 0.0)

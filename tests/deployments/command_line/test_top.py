@@ -119,6 +119,16 @@ def test_a_tenant_that_comes_to_another_replica_brings_no_old_tokens() -> None:
     assert again.tenants[0].tokens_s == 0.0
 
 
+def test_of_a_service_that_does_not_tell_tokens_by_core_all_else_is_shown() -> None:
+    first, last = moments(3)
+    for row in (*first["tenants"], *last["tenants"]):
+        del row["tokens_by"]
+    told = figures(first, last, max_tenants=10)
+    assert [(t.tokens_s, t.share) for t in told.tenants] == [(0.0, 0.0)] * 3
+    assert told.work is not None and told.work.tokens_s == 800.0
+    assert "tenant-002" in shown(told, 80)
+
+
 def test_a_core_that_began_again_counts_from_nothing() -> None:
     first, last = moments(1)
     for status in last["replicas"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import time
 from typing import Any
@@ -12,7 +13,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledE
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.handle import DeploymentBroadcastResponse
 
-from deployments.ingress.handles import RayReplicas
+from deployments.ingress.handles import RayControl, RayReplicas
+from deployments.telemetry.logs import about_request, begin_request, for_request
 from engine.errors import InvalidRequest, Unavailable
 from engine.types import adapter_to_wire
 from tests.support.replicas import adapter
@@ -140,6 +142,38 @@ async def test_what_is_retired_must_reach_one_that_hangs() -> None:
     handle.broadcasts[0].go.set()
     with pytest.raises(Unavailable, match="Not every replica was told"):
         await telling
+
+
+class ControlHandle:
+    """Of a control whose methods run as in another process: nothing of the caller's context."""
+
+    def __init__(self) -> None:
+        self.abouts: list[dict[str, Any]] = []
+
+    def options(self, method_name: str) -> ControlHandle:
+        assert method_name == "sweep"
+        return self
+
+    def remote(self, *args: Any, **about: Any) -> asyncio.Task[dict[str, Any]]:
+        return asyncio.create_task(self.sweep(*args, **about), context=contextvars.Context())
+
+    @for_request
+    async def sweep(self, dry_run: bool) -> dict[str, Any]:
+        self.abouts.append(dict(about_request()))
+        return {"dry_run": dry_run}
+
+
+async def test_control_learns_whose_request_it_works_for() -> None:
+    handle = ControlHandle()
+    control = RayControl(handle)  # type: ignore[arg-type]
+
+    async def asked() -> None:
+        begin_request("r-1").update(trace_id="t")
+        assert await control.sweep(True) == {"dry_run": True}
+
+    await asyncio.create_task(asked())
+    assert await control.sweep(False) == {"dry_run": False}
+    assert handle.abouts == [{"request_id": "r-1", "trace_id": "t"}, {}]
 
 
 def test_ray_has_the_parts_that_answers_are_read_by() -> None:
