@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -40,13 +40,23 @@ Sheet = dict[str, Counts]
 
 @dataclass(slots=True)
 class _Life:
-    """missing_s: since when it has not answered where others have; None: it has. unsaved: numbers
-    of sheets."""
+    """missing_s: since when it has not answered where others have; None: it has. number: of its
+    last answer here. counted: of the last that may be in its sheets; 0: it isn't known. unsaved:
+    numbers of sheets."""
 
     missing_s: float | None = None
     number: int = 0
+    counted: int = 0
     sheets: defaultdict[int, Sheet] = field(default_factory=lambda: defaultdict(dict))
     unsaved: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """number: as it came to the past. counted: as a `_Life`'s."""
+
+    number: int
+    counted: int
 
 
 class UsageLedger:
@@ -57,8 +67,8 @@ class UsageLedger:
         self._past: defaultdict[int, Sheet] = defaultdict(dict)
         self._undeleted: set[tuple[str, int]] = set()
         """Lives' sheets that the past has, and whose records may still be there."""
-        self._gone: dict[str, int] = {}
-        """Lives that are in the past, numbered as they came there."""
+        self._gone: dict[str, _Gone] = {}
+        """Lives that are in the past."""
         self._unwritten: set[str] = set()
         """Of those: whose names are yet to be written."""
         self._returned: set[str] = set()
@@ -68,9 +78,10 @@ class UsageLedger:
         """(key, value) of all that is saved. What the past has is no more than to be deleted, see
         `fold`. Records of another version are left alone."""
         told = list(records)
-        numbers = {k: v["number"] for k, v in told if k.startswith(GONE) and v["v"] == GONE_VERSION}
-        for key, number in sorted(numbers.items(), key=lambda item: item[1]):
-            self._gone[key.removeprefix(GONE)] = number
+        names = [(k, v) for k, v in told if k.startswith(GONE) and v["v"] == GONE_VERSION]
+        for key, value in sorted(names, key=lambda item: item[1]["number"]):
+            gone = _Gone(value["number"], value.get("counted", 0))
+            self._gone[key.removeprefix(GONE)] = gone
         sheets = [(k, v) for k, v in told if k.startswith(USAGE) and v["v"] == RECORD_VERSION]
         found = {_place(key): value for key, value in sheets}
         folded: set[tuple[str, int]] = set()
@@ -82,14 +93,22 @@ class UsageLedger:
             if (epoch, number) in folded:
                 self._undeleted.add((epoch, number))
             elif epoch != PAST:
-                self._lives.setdefault(epoch, _Life()).sheets[number] = _sheet(value)
+                life = self._lives.setdefault(epoch, _Life())
+                life.sheets[number] = _sheet(value)
+                life.counted = max(life.counted, value.get("counted", 0))
         for epoch, _ in sorted(folded):
-            self._is_gone(epoch)
+            self._is_gone(epoch, 0)
 
     def order(self) -> dict[str, Any]:
         """To the replicas, see `books`."""
-        since = {epoch: life.number for epoch, life in self._lives.items()}
-        return {"v": USAGE_VERSION, "since": since, "ended": sorted(self._returned)}
+        lives = {e: life for e, life in self._lives.items() if e not in self._gone}
+        return {
+            "v": USAGE_VERSION,
+            "since": {epoch: life.number for epoch, life in lives.items()},
+            "counted": {epoch: life.counted for epoch, life in lives.items()}
+            | {epoch: self._gone[epoch].counted for epoch in self._returned},
+            "ended": sorted(self._returned),
+        }
 
     def read(self, answers: Sequence[Mapping[str, Any]], now: float) -> None:
         """From the replicas that have answered. Counters never fall, whatever is told."""
@@ -107,6 +126,7 @@ class UsageLedger:
     def _read(self, epoch: str, answer: Mapping[str, Any]) -> None:
         life = self._lives.setdefault(epoch, _Life())
         life.number = int(answer["number"])
+        life.counted = max(life.counted, life.number)
         for tenant, told in answer["usage"].items():
             number = _number(tenant)
             known = life.sheets[number].setdefault(tenant, dict.fromkeys(FIELDS, 0))
@@ -131,7 +151,10 @@ class UsageLedger:
         """The records to write, which nothing changes any more; they count as saved."""
         records = {}
         for epoch, life in self._lives.items():
-            records.update({_key(epoch, n): _record(life.sheets[n]) for n in life.unsaved})
+            counted = {"counted": life.counted}
+            records.update(
+                {_key(epoch, n): _record(life.sheets[n]) | counted for n in life.unsaved}
+            )
             life.unsaved.clear()
         return records
 
@@ -152,7 +175,7 @@ class UsageLedger:
         for epoch, number in sorted(self._undeleted):
             lives[number].append(epoch)
         records: dict[str, dict[str, Any]] = {
-            GONE + epoch: {"v": GONE_VERSION, "number": self._gone[epoch]}
+            GONE + epoch: {"v": GONE_VERSION, **asdict(self._gone[epoch])}
             for epoch in sorted(self._unwritten)
         }
         for number, epochs in lives.items():
@@ -167,11 +190,12 @@ class UsageLedger:
                 for name in FIELDS:
                     past[name] += counts[name]
             self._undeleted.add((epoch, number))
-        self._is_gone(epoch)
+        self._is_gone(epoch, life.counted)
 
-    def _is_gone(self, epoch: str) -> None:
+    def _is_gone(self, epoch: str, counted: int) -> None:
         if epoch not in self._gone:
-            self._gone[epoch] = 1 + max(self._gone.values(), default=0)
+            number = 1 + max((gone.number for gone in self._gone.values()), default=0)
+            self._gone[epoch] = _Gone(number, counted)
             self._unwritten.add(epoch)
 
     def kept(self, written: Iterable[str], deleted: Iterable[str]) -> None:

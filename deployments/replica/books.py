@@ -2,11 +2,13 @@
 for control. Plain values, so that releases can mix.
 
     usage's order   {"v": 1, "since": {epoch: the number of the last answer of that life},
+                     "counted": {epoch: the number up to which control has counted that life},
                      "ended": [epoch, ...]}
     answer          {"epoch": a word, "number", "usage": {tenant: {field: total since the start}}}
 
-`ended`: lives that control has closed, since they were silent for so long. One that hears so begins
-another, whose counters are what the closed one was never asked for.
+`counted` is more than `since` where control has begun anew. `ended`: lives that control has closed,
+since they were silent for so long. One that hears so begins another, whose counters are what was
+not counted of the closed one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from engine.usage import TenantUsage
 
 USAGE_VERSION = 1
 FIELDS = TenantUsage._fields[1:]
+
+Answer = tuple[int, Mapping[str, TenantUsage]]
+"""Its number, and what it told."""
+NO_ANSWER: Answer = 0, {}
 
 
 class Books:
@@ -49,7 +55,8 @@ class UsageBook:
         self._num_ended = 0
         self._used: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
         self._number = 0
-        self._last: tuple[int, dict[str, TenantUsage]] = 0, {}  # the last answer, and its number
+        self._last = NO_ANSWER  # the last one to an order that named this life
+        self._unnamed = NO_ANSWER  # the last one since, to an order that didn't
         self._heard: dict[str, TenantUsage] = {}  # what control has counted
         self._before: dict[str, TenantUsage] = {}  # of that: under lives that have ended
 
@@ -64,15 +71,21 @@ class UsageBook:
         since, ended = order.get("since"), order.get("ended", [])
         if order.get("v") != USAGE_VERSION or not isinstance(since, Mapping):
             raise InvalidRequest(f"Usage version {order.get('v')} is not {USAGE_VERSION}.")
+        # Releases before say no more than `since`, which is 0 where control has begun anew.
+        counted = int(order.get("counted", since).get(self._epoch, 0))
         if self._epoch in ended:
+            # What may have arrived counts as if it had, so never twice.
+            self._settle(counted or self._last[0])
             self._begin_anew()
-        elif since.get(self._epoch, self._last[0]) >= self._last[0]:
-            # Where control says nothing of this life, the last answer may not have arrived: it
-            # counts as if it had, so never twice.
-            self._heard |= self._last[1]
+            counted = 0
+        elif counted:
+            self._settle(counted)
         known = int(since.get(self._epoch, 0))
         news = {t: used for t, (number, used) in self._used.items() if number > known}
-        self._last = self._number, news
+        if counted:
+            self._last = self._number, news
+        else:
+            self._unnamed = self._number, news
         return {
             "epoch": self._epoch,
             "number": self._number,
@@ -82,6 +95,15 @@ class UsageBook:
     @property
     def _epoch(self) -> str:
         return f"{self._word}.{self._num_ended}" if self._num_ended else self._word
+
+    def _settle(self, counted: int) -> None:
+        """Control has counted up to this number. It asks one order after the other, so an answer
+        that it didn't count before the next is lost; but one that no longer names this life, since
+        it is closed, doesn't say what became of the last."""
+        for number, news in (self._last, self._unnamed):
+            if number <= counted:
+                self._heard |= news
+        self._last = self._unnamed = NO_ANSWER
 
     def _begin_anew(self) -> None:
         """Control said so upon an answer that it didn't count."""

@@ -34,6 +34,7 @@ class Fleet:
         self.num_lives = 0
         self.away = False
         self.silent: set[int] = set()
+        self.late: set[int] = set()
         self.whole: dict[str, int] = {}
         self._tokens: list[dict[str, int]] = [{} for _ in range(num)]
         self.books = [self._life() for _ in range(num)]
@@ -68,7 +69,8 @@ class Fleet:
             self.asked.set()
             await self.answers.wait()
         speak = [book for slot, book in enumerate(self.books) if slot not in self.silent]
-        return [book.usage.answer(order) for book in speak]
+        told = {book: book.usage.answer(order) for book in speak}
+        return [answer for book, answer in told.items() if self.books.index(book) not in self.late]
 
 
 def keeper(fleet: Fleet, registry: Registry | Faulty, clock: VirtualClock) -> UsageKeeper:
@@ -113,7 +115,7 @@ async def test_counts_outlive_replicas_and_control(tmp_path: Path, fails: dict[s
     faulty = Faulty(registry, rng)
     kept = keeper(fleet, faulty, clock)
     before: dict[str, int] = {}
-    for turn in range(120):
+    for turn in range(60):
         clock.sleep(rng.choice([1.0, 30.0, GONE_S]))
         for _ in range(5):
             fleet.serve(rng.randrange(3), rng.choice("abc"), rng.randint(1, 50))
@@ -151,15 +153,17 @@ async def test_counts_outlive_replicas_and_control(tmp_path: Path, fails: dict[s
 async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
     tmp_path: Path, fails: dict[str, float]
 ) -> None:
-    """Control restarts meanwhile or doesn't; nothing counts twice at any time, and all that was
-    served counts once everybody has answered twice."""
+    """Some hear no order, and some answer each too late. Control restarts meanwhile or doesn't;
+    nothing counts twice at any time, and all that was served counts once everybody has answered
+    twice."""
     rng, clock, fleet = random.Random(6), VirtualClock(), Fleet(4)
     registry = open_registry(f"sqlite://{tmp_path}/registry.db")
     faulty = Faulty(registry, rng)
     kept = keeper(fleet, faulty, clock)
     num_gone = 0
-    for _ in range(80):
-        fleet.silent = {slot for slot in range(4) if rng.random() < 0.4}
+    for _ in range(30):
+        fleet.silent = {slot for slot in range(4) if rng.random() < 0.3}
+        fleet.late = {slot for slot in range(4) if rng.random() < 0.3}
         for _ in range(3):
             for _ in range(5):
                 fleet.serve(rng.randrange(4), rng.choice("abc"), rng.randint(1, 50))
@@ -175,7 +179,7 @@ async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
             kept.close()
             kept = keeper(fleet, faulty, clock)
         if rng.random() < 0.5:
-            fleet.silent = set()
+            fleet.silent, fleet.late = set(), set()
             clock.sleep(FRESH_S)
             await totals(kept)
             clock.sleep(FRESH_S)
@@ -184,6 +188,22 @@ async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
     assert num_gone > 10
     kept.close()
     registry.close()
+
+
+def test_an_hour_of_late_answers_is_counted_once_they_come_in_time() -> None:
+    fleet, ledger = Fleet(1), UsageLedger()
+    usage = fleet.books[0].usage
+    fleet.serve(0, "a", 5)
+    ledger.read([usage.answer(ledger.order())], 0.0)
+    for _ in range(3):
+        fleet.serve(0, "a", 1)
+        usage.answer(ledger.order())  # control waits no longer
+        ledger.read([{"epoch": "other", "number": 0, "usage": {}}], 1.0)
+    ledger.fold(GONE_S + 2.0)
+    usage.answer(ledger.order())  # late once more
+    for _ in range(2):
+        ledger.read([usage.answer(ledger.order())], GONE_S + 3.0)
+    assert ledger.total("a")["output_tokens"] == 8
 
 
 def test_names_of_lives_that_are_gone_are_kept_to_a_number() -> None:
@@ -198,7 +218,8 @@ def test_names_of_lives_that_are_gone_are_kept_to_a_number() -> None:
     assert ledger.fold(0.0) == ({}, [])
     answer = {"epoch": "life-3", "number": 5, "usage": {}}
     ledger.read([answer], 0.0)
-    assert ledger.order() == {"v": 1, "since": {}, "ended": ["life-3"]}
+    ended = {"v": 1, "since": {}, "counted": {"life-3": 0}, "ended": ["life-3"]}
+    assert ledger.order() == ended
 
 
 async def test_however_many_ask_replicas_are_asked_once_a_second_and_saving_waits_for_nobody(
