@@ -137,16 +137,17 @@ def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
     )
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     yield RayLocal(url=f"http://127.0.0.1:{port}", metrics=f"127.0.0.1:{metrics}")
-    if ray.is_initialized():
-        end_ray()
+    end_ray()
 
 
 def end_ray() -> None:
+    """Ours, if it has come up: without it, Serve's shutdown would connect to another or start one."""
     import ray  # noqa: PLC0415
     from ray import serve  # noqa: PLC0415
 
-    serve.shutdown()
-    ray.shutdown()
+    if ray.is_initialized():
+        serve.shutdown()
+        ray.shutdown()
 
 
 @pytest.hookimpl(trylast=True)  # a test's own fixtures may still use it

@@ -28,12 +28,14 @@ async def leave_soon(
     """Returns when this process may end: the error events have left our hands once no call is open
     (Ray then still sends the last), and control has been told, each within its time."""
     telling = asyncio.create_task(_told(tell))
-    until = clock() + drain_s
-    while num_calls() and clock() < until:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(drain_s / 2)
-    await asyncio.wait({telling}, timeout=tell_s)
-    telling.cancel()
+    try:
+        until = clock() + drain_s
+        while num_calls() and clock() < until:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(drain_s / 2)
+        await asyncio.wait({telling}, timeout=tell_s)
+    finally:
+        telling.cancel()
 
 
 async def _told(tell: Callable[[], Awaitable[None]]) -> None:

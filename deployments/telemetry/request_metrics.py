@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Protocol
 
 from deployments.rest.answers import Event
@@ -30,12 +29,7 @@ class Meter(Protocol):
 
     def __enter__(self) -> Meter: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None: ...
 
     def resolved(self, ref: AdapterRef | None, num_choices: int) -> None:
         """What it is for, and how many sequences answer each of its prompts."""
@@ -97,12 +91,7 @@ class RequestMeter:
         self._metrics.started()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._metrics.ended()
         end = self._failure or _outcome(error)
         self.count(end)

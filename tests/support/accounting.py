@@ -52,6 +52,3 @@ def state(books: Accounts, tenant: Tenant) -> tuple[float, float]:
     books.check()
     account = books.account(tenant.id)
     return account.settled, account.outstanding
-
-
-# Charge, top-up, refund

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,10 @@ class RayCluster:
         """`serve run`, which returns once the cluster has the config."""
         self._run("-m", "ray.serve.scripts", "run", "--non-blocking", str(config))
 
-    def statuses(self) -> Iterator[dict[str, Any]]:
-        """Of the application, again and again: {"status", "message", "said": by deployment}."""
+    def statuses(self, within_s: float = 180.0) -> Iterator[dict[str, Any]]:
+        """Of the application, again and again: {"status", "message", "said": by deployment}. After
+        `within_s` it raises."""
+        line = ""
         with subprocess.Popen(
             [sys.executable, "-c", STATUS, self.address],
             cwd=self._project,
@@ -75,13 +78,19 @@ class RayCluster:
             text=True,
         ) as process:
             assert process.stdout is not None
+            deadline = threading.Timer(within_s, process.kill)
+            deadline.start()
             try:
                 for line in process.stdout:
                     if line.startswith("{"):
                         yield json.loads(line)
             finally:
+                deadline.cancel()
                 process.kill()
-        raise AssertionError("the process that asks has ended: its error is above")
+        raise AssertionError(
+            f"what was waited for wasn't said within {within_s} s, or the process "
+            f"that asks has failed, with its error above; its last words: {line}"
+        )
 
     def close(self) -> None:
         self._cluster.shutdown()

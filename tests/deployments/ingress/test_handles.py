@@ -105,7 +105,7 @@ async def test_a_replica_that_hangs_does_not_silence_the_others() -> None:
     handle = Handle([{"slot": 0}, HANGS, ActorDiedError(), None, {"slot": 3}])
     began_s = time.monotonic()
     assert await told_at_once(handle, 0.2) == [{"slot": 0}, {"slot": 3}]
-    assert time.monotonic() - began_s >= 0.2
+    assert 0.2 <= time.monotonic() - began_s < 10
     await asyncio.sleep(0)
     assert handle.broadcasts[0].answers[1].given_up, "nobody waits for it any more"
 

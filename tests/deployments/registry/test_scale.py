@@ -101,11 +101,14 @@ def test_a_page_among_100_000_adapters(request, tmp_path, backend):
         keys = [f"adapter/tenant-{n % 1000:04}/adapter-{n:06}" for n in in_order]
         taken = []
         for start in range(0, number, number // 20):
-            began = time.perf_counter()
-            page = registry.list("adapter/", after=keys[start], limit=100)
-            taken.append(time.perf_counter() - began)
+            tries = []
+            for _ in range(3):
+                began = time.perf_counter()
+                page = registry.list("adapter/", after=keys[start], limit=100)
+                tries.append(time.perf_counter() - began)
             assert [e.key for e in page.entries] == keys[start + 1 : start + 101]
-        assert min(taken) < 0.05, "the others may have waited for a processor"
+            taken.append(min(tries))  # the others may have waited for a processor
+        assert max(taken) < 0.05, "wherever the page begins"
     finally:
         registry.restore([])
         registry.close()

@@ -10,7 +10,6 @@ from deployments.registry.sqlite import SqliteRegistry
 from engine.errors import LoraplexError, Unavailable
 
 
-# SQLite alone ------------------------------------------------------------------------------------
 def test_a_feed_that_was_trimmed_is_gone(tmp_path):
     registry = SqliteRegistry(tmp_path / "registry.db", max_tombstones=2)
     start = registry.list("").rev

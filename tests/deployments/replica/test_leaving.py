@@ -9,27 +9,51 @@ import pytest
 from deployments.replica.leaving import leave_soon
 
 
-async def test_it_stays_for_its_open_calls_and_for_control(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    calls, heard = 1, asyncio.Event()
-    told = asyncio.Event()
+class Control:
+    """Has been told once it is let hear; notes when nobody tells it any more."""
 
-    async def tell() -> None:
-        await heard.wait()
-        told.set()
+    def __init__(self) -> None:
+        self.asked, self.heard = asyncio.Event(), asyncio.Event()
+        self.told, self.given_up = asyncio.Event(), asyncio.Event()
 
-    leaving = asyncio.create_task(leave_soon(lambda: calls, 60.0, lambda: 0.0, tell))
+    async def tell(self) -> None:
+        self.asked.set()
+        try:
+            await self.heard.wait()
+        except asyncio.CancelledError:
+            self.given_up.set()
+            raise
+        self.told.set()
+
+
+async def test_it_stays_for_its_open_calls() -> None:
+    control = Control()
+    control.heard.set()
+    leaving = asyncio.create_task(leave_soon(lambda: 1, 60.0, lambda: 0.0, control.tell))
+    await asyncio.wait_for(control.told.wait(), 60)
     await asyncio.sleep(0.05)
     assert not leaving.done(), "a call is open"
     leaving.cancel()
-    calls = 0
-    leaving = asyncio.create_task(leave_soon(lambda: calls, 0.0, lambda: 0.0, tell, 60.0))
+
+
+async def test_it_stays_for_control(caplog: pytest.LogCaptureFixture) -> None:
+    control = Control()
+    leaving = asyncio.create_task(leave_soon(lambda: 0, 0.0, lambda: 0.0, control.tell, 60.0))
+    await asyncio.wait_for(control.asked.wait(), 60)
     await asyncio.sleep(0.05)
     assert not leaving.done(), "control has not heard"
-    heard.set()
+    control.heard.set()
     await asyncio.wait_for(leaving, 60)
-    assert told.is_set() and caplog.records == []
+    assert control.told.is_set() and caplog.records == []
+
+
+async def test_who_no_longer_leaves_tells_nobody() -> None:
+    control = Control()
+    leaving = asyncio.create_task(leave_soon(lambda: 1, 60.0, lambda: 0.0, control.tell))
+    await asyncio.wait_for(control.asked.wait(), 60)
+    leaving.cancel()
+    await asyncio.wait_for(control.given_up.wait(), 60)
+    assert not control.told.is_set()
 
 
 @pytest.mark.parametrize("fails", [True, False])
