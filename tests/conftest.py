@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ os.environ["RAY_ADDRESS"] = ""
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Ray's workers would run at niceness 15, behind whatever the other tests compute.
 os.environ.update(RAY_worker_niceness="0")
+# A machine whose memory others take is no reason to kill a worker in the midst of a test.
+os.environ.update(RAY_memory_monitor_refresh_ms="0")
 # On a busy machine Serve's proxy is up later than the 5 s after which Serve would kill it.
 os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
 os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"] = "60"
@@ -53,6 +57,14 @@ def ray_of(nodeid: str) -> str | None:
     if not file.endswith("_ray.py"):
         return None
     return "cluster" if file.endswith("_cluster_ray.py") else "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What Rays of this process leave in files lies apart from any other's. The path is short, as a
+    socket's below it may have 107 bytes."""
+    folder = tempfile.mkdtemp(prefix="lp-", dir="/tmp")
+    os.environ["RAY_TMPDIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -141,7 +153,7 @@ def ray_local(free_port: Callable[[], int]) -> Iterator[RayLocal]:
 
 
 def end_ray() -> None:
-    """Ours, if it has come up: without it, Serve's shutdown would connect to another or start one."""
+    """Ours, where it has come up. Elsewhere Serve's shutdown would take another or start one."""
     import ray  # noqa: PLC0415
     from ray import serve  # noqa: PLC0415
 

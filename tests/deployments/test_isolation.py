@@ -66,7 +66,7 @@ async def test_lists_hold_ones_own(
     world: World, client: httpx.AsyncClient, attacker: Mapping[str, str]
 ) -> None:
     publish(world.registry, "t2", "mine", digest="b" * 64)
-    await world.polls.two()
+    await world.registry.two()
     models = (await client.get("/v1/models", headers=attacker)).json()["data"]
     assert [m["id"] for m in models] == ["org/tiny", "t2/mine"]
     listed = await client.get("/v1/adapters", headers=attacker)
@@ -111,7 +111,7 @@ async def test_keys_that_never_were_and_keys_of_the_dead_get_the_same_words(
 ) -> None:
     old = world.keys["t2"]
     world.tenants.rotate_key("t2")
-    await world.polls.two()
+    await world.registry.two()
     answers = [
         await client.get("/v1/models", headers=bearer(key)) for key in (old, "lp-" + "x" * 43)
     ]

@@ -23,7 +23,6 @@ from deployments.control.gatekeeper import Gatekeeper
 from deployments.ingress.ingress import Parts, create_app
 from deployments.registry import open_registry
 from deployments.registry.records import TenantRecord
-from deployments.registry.registry import Registry
 from engine.adapters.store import (
     ObjectStore,
     open_store,
@@ -190,13 +189,12 @@ class World:
     """One ingress's surroundings: tenants t1 and t2 with a key each, an admin key; t1/bot."""
 
     config: AppConfig
-    registry: Registry
+    registry: Polls
     tenants: Tenants
     model: ScriptedModel
     control: MemoryControl
     store: ObjectStore
     keys: dict[str, str]
-    polls: Polls
 
     @classmethod
     def build(cls, folder: Path, **sections: Any) -> World:
@@ -206,7 +204,7 @@ class World:
             **sections,
         }
         config = load(values, environ={})
-        registry = open_registry(config.registry_url)
+        registry = Polls(open_registry(config.registry_url))
         tenants = Tenants(registry, clock=lambda: 5.0, random_bytes=_counting_bytes())
         keys = {"admin": tenants.create_admin_key()}
         for tenant in ("t1", "t2"):
@@ -217,7 +215,7 @@ class World:
         adapters = Adapters(registry, store, keep_versions=10, clock=lambda: 9.0)
         gatekeeper = Gatekeeper(config.gate, adapters, time.monotonic)
         control = MemoryControl(registry, store, gatekeeper)
-        return cls(config, registry, tenants, model, control, store, keys, Polls(registry))
+        return cls(config, registry, tenants, model, control, store, keys)
 
     def parts(self, **changes: Any) -> Parts:
         parts = Parts(self.config, REVISION, self.registry, self.model, self.control, self.store)

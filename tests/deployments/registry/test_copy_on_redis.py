@@ -58,17 +58,16 @@ async def effective(true):
 
 async def test_names_are_effective_on_every_ingress_within_two_polls(redis_alone):
     writer = open_registry(redis_alone.url)
-    registries = [open_registry(redis_alone.url) for _ in range(3)]
+    registries = [Polls(open_registry(redis_alone.url)) for _ in range(3)]
     ref = publish(writer, "t1", "bot")
     catalogs = [Catalog(r, clock=time.monotonic) for r in registries]
-    polls = [Polls(r) for r in registries]
     async with following(*catalogs):
         for catalog in catalogs:
             assert await catalog.resolve("bot", "t1") == ref
         newer = publish(writer, "t1", "bot", digest="b" * 64)
         assert newer != ref
 
-        for one in polls:
+        for one in registries:
             await one.two()
         assert [await catalog.resolve("bot", "t1") for catalog in catalogs] == [newer] * 3
     for registry in (writer, *registries):

@@ -61,11 +61,11 @@ async def test_promote_and_roll_back_take_effect_within_two_polls(admin, world, 
     assert await version_of(admin, world, "two") == two[1]
     answer = await admin.post("/v1/adapters/t1/two/rollback", json={"expect": two[1][:8]})
     assert answer.json()["digest"] == two[0]
-    await world.polls.two()
+    await world.registry.two()
     assert await version_of(admin, world, "two") == two[0]
     body = {"version": two[1][:12], "expect": two[0]}
     assert (await admin.post("/v1/adapters/t1/two/promote", json=body)).json()["digest"] == two[1]
-    await world.polls.two()
+    await world.registry.two()
     assert await version_of(admin, world, "two") == two[1]
     error = error_of(await admin.post("/v1/adapters/t1/two/promote", json=body), 409)
     assert error["param"] == "expect"
@@ -89,7 +89,7 @@ async def test_a_canary_and_an_alias(admin, world, two):
     assert again == sides
     wider = {"version": two[0], "as": "canary", "weight": 0.6}
     await admin.post("/v1/adapters/t1/two/promote", json=wider)
-    await world.polls.two()
+    await world.registry.two()
     for n, side in enumerate(sides):
         if side == two[0]:
             assert await version_of(admin, world, "two", **{"x-session-id": f"s{n}"}) == two[0]

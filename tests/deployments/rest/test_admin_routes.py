@@ -145,7 +145,7 @@ async def test_a_suspended_tenant_is_served_again_once_it_is_resumed(admin, worl
     mine = bearer(world.keys["t1"])
 
     async def becomes(status):
-        await world.polls.two()
+        await world.registry.two()
         assert (await admin.get("/v1/models", headers=mine)).status_code == status
 
     await becomes(200)
@@ -207,5 +207,5 @@ async def test_a_rotated_key_ends_within_two_polls(admin, world):
     answer = (await admin.post("/v1/tenants/t1/rotate-key")).json()
     new = bearer(answer["key"])
     assert (await admin.get("/v1/models", headers=new)).status_code == 200
-    await world.polls.two()
+    await world.registry.two()
     assert (await admin.get("/v1/models", headers=old)).status_code == 401

@@ -156,7 +156,7 @@ async def test_a_pin_over_the_budget_is_refused_with_the_numbers(world: World) -
         publish(world.registry, "t1", "two")
         for name in ("one", "two"):
             publish(world.registry, "t2", name)
-        await world.polls.two()
+        await world.registry.two()
         error = error_of(await pin("t1/two"), 409)
         assert error["code"] == "pin_budget_exceeded"
         assert str(num_bytes) in error["message"] and "6000" in error["message"]
