@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections import Counter
 from itertools import chain, count
@@ -13,7 +12,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from router.request_router import AdapterRouter
+from tests.support import routers_here
 
 LANES = 4
 
@@ -67,12 +66,6 @@ class Echo:
         return {"replica": replica, "slot": f"slot-{slot}", "pid": os.getpid()}
 
 
-def _router(deployment: str) -> AdapterRouter:
-    """This process's, which Serve hands to nobody."""
-    routers = (one for one in gc.get_objects() if type(one).__name__ == AdapterRouter.__name__)
-    return next(one for one in routers if one._deployment_id.name == deployment)
-
-
 class Client:
     """Stands for the ingress: the one process whose routers place everything."""
 
@@ -98,7 +91,7 @@ class Client:
         for turn in count():
             await self.one(to, f"t/{turn}")
             await asyncio.sleep(0.02)  # its end is told to the router by Ray, in its own time
-            if _router(to)._loads.total == 0:
+            if routers_here.ROUTERS[to].num_in_progress == 0:
                 return
 
     async def at_once(self, to: str, key: str, num: int, gate: Any) -> list[dict[str, Any]]:
@@ -115,7 +108,7 @@ def _echo(name: str, max_ongoing_requests: int, **router_kwargs: Any) -> serve.A
         graceful_shutdown_timeout_s=1,
         ray_actor_options={"num_cpus": 0},
         request_router_config={
-            "request_router_class": "router.request_router:AdapterRouter",
+            "request_router_class": "tests.support.known_router:KnownRouter",
             "request_router_kwargs": router_kwargs,
             "request_routing_stats_period_s": 0.5,
             "request_routing_stats_timeout_s": 5,
