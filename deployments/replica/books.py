@@ -27,7 +27,9 @@ FIELDS = TenantUsage._fields[1:]
 
 Answer = tuple[int, Mapping[str, TenantUsage]]
 """Its number, and what it told."""
-NO_ANSWER: Answer = 0, {}
+MAX_UNSETTLED = 4
+"""Answers kept: the first since control last said how far it has counted this life, which it may
+have closed since, and the newest."""
 
 
 class Books:
@@ -55,8 +57,8 @@ class UsageBook:
         self._num_ended = 0
         self._used: dict[str, tuple[int, TenantUsage]] = {}  # with the number of its last change
         self._number = 0
-        self._last = NO_ANSWER  # the last one to an order that named this life
-        self._unnamed = NO_ANSWER  # the last one since, to an order that didn't
+        self._answers: list[Answer] = []  # of which it isn't known whether control counted them
+        self._settled = 0  # the number up to which `_heard` goes
         self._heard: dict[str, TenantUsage] = {}  # what control has counted
         self._before: dict[str, TenantUsage] = {}  # of that: under lives that have ended
 
@@ -74,18 +76,14 @@ class UsageBook:
         # Releases before say no more than `since`, which is 0 where control has begun anew.
         counted = int(order.get("counted", since).get(self._epoch, 0))
         if self._epoch in ended:
-            # What may have arrived counts as if it had, so never twice.
-            self._settle(counted or self._last[0])
+            self._settle(counted or self._number)
             self._begin_anew()
-            counted = 0
         elif counted:
             self._settle(counted)
         known = int(since.get(self._epoch, 0))
         news = {t: used for t, (number, used) in self._used.items() if number > known}
-        if counted:
-            self._last = self._number, news
-        else:
-            self._unnamed = self._number, news
+        del self._answers[MAX_UNSETTLED - 1 :]
+        self._answers.append((self._number, news))
         return {
             "epoch": self._epoch,
             "number": self._number,
@@ -97,17 +95,19 @@ class UsageBook:
         return f"{self._word}.{self._num_ended}" if self._num_ended else self._word
 
     def _settle(self, counted: int) -> None:
-        """Control has counted up to this number. It asks one order after the other, so an answer
-        that it didn't count before the next is lost; but one that no longer names this life, since
-        it is closed, doesn't say what became of the last."""
-        for number, news in (self._last, self._unnamed):
-            if number <= counted:
+        """Control has counted up to this number, and since it asks one order after the other, what
+        it was told beyond is lost. Where the answer of that number isn't kept, the next one counts
+        as if it had arrived: rather lost than counted twice."""
+        for number, news in self._answers:
+            if self._settled < counted:
                 self._heard |= news
-        self._last = self._unnamed = NO_ANSWER
+                self._settled = number
+        self._answers.clear()
 
     def _begin_anew(self) -> None:
         """Control said so upon an answer that it didn't count."""
         self._num_ended += 1
+        self._settled = 0
         self._before = dict(self._heard)
         self._number = 1
         self._used = {

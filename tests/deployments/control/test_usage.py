@@ -161,7 +161,7 @@ async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
     faulty = Faulty(registry, rng)
     kept = keeper(fleet, faulty, clock)
     num_gone = 0
-    for _ in range(30):
+    for _ in range(40):
         fleet.silent = {slot for slot in range(4) if rng.random() < 0.3}
         fleet.late = {slot for slot in range(4) if rng.random() < 0.3}
         for _ in range(3):
@@ -185,7 +185,7 @@ async def test_whoever_answers_after_hours_of_silence_counts_once_and_goes_on(
             clock.sleep(FRESH_S)
             assert await totals(kept) == fleet.whole
         num_gone = max(num_gone, len(registry.list(GONE).entries))
-    assert num_gone > 10
+    assert num_gone > 5
     kept.close()
     registry.close()
 
