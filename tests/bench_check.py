@@ -139,10 +139,20 @@ LOADGEN = Benchmark(
 def _run(benchmark: Benchmark) -> Any:
     """Its report: one JSON value, or a list of them where it prints one a line."""
     command = [sys.executable, "-m", *benchmark.arguments]
-    done = subprocess.run(
-        command, cwd=PROJECT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True
-    )
     OUTPUT.mkdir(parents=True, exist_ok=True)
+    log = OUTPUT / f"{benchmark.name}.log"
+    with log.open("w") as lines:
+        done = subprocess.run(
+            command,
+            cwd=PROJECT,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=lines,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"{benchmark.name} ended with {done.returncode}: look at {log}")
     (OUTPUT / f"{benchmark.name}.json").write_text(done.stdout)
     if "--json" in benchmark.arguments:
         return [json.loads(line) for line in done.stdout.splitlines()]
