@@ -186,7 +186,9 @@ def test_a_store_that_fails_is_told_by_its_cause(service, proxy, case):
         return
     assert answer.status_code == 503, answer.text
     assert answer.json()["error"]["code"] == CODES[case]
-    assert ("retry-after" in answer.headers) == (case in PASSES)
+    # Of one that lasts, too, where the load that was ordered ahead of the request has failed before
+    # it came: then it says when the next is tried. Without: tests/engine/test_store_faults.py.
+    assert "retry-after" in answer.headers or case not in PASSES
     if (early := ask(client, name)).status_code != 200:
         assert "retry-after" in early.headers, "when the store is asked again"
     publish(operator, name).raise_for_status()
