@@ -207,7 +207,7 @@ def test_shares_of_the_whole_service_are_equal_and_the_local_ones_keep_their_flo
         mean = sum(shares.values()) / len(shares)
         assert shares == pytest.approx(dict.fromkeys(models, mean), rel=0.1)
 
-    measured(measure)
+    measured(measure, starved_s=0.0)
 
 
 def applied(asked, since):
