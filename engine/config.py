@@ -68,8 +68,8 @@ MAX_STEP_S: Mapping[Device, float] = {"cpu": 0.5, "cuda": 0.06, "fake": 0.5}
 class ScheduleConfig:
     """depth: plans on the device while the next is scheduled (0 on the CPU, 1 on a GPU).
     max_seqs: rows. max_step_tokens caps a pass; max_step_s sizes it by measured cost.
-    prefill_steps: prompts are read over about so many steps while others decode, so that steps are
-    of about the same size (`engine.pacing`); 1: each step takes all that it may."""
+    prefill_steps: prompts are read within so many steps while others decode, spread over them so
+    that steps are of about the same size (`engine.pacing`); 1: each step takes all that it may."""
 
     max_seqs: int = 32
     max_step_tokens: int = 512

@@ -44,14 +44,16 @@ class Prefill:
         self._queue = queue
         self._running = running
 
-    def backlog(self, step: Step) -> int:
-        """Tokens of the prompts that are half read, whole, and of those that wait for nothing but
-        room."""
-        half_read = sum(s.length for mine in step.half_read.values() for s in mine)
+    def num_unread(self, step: Step) -> int:
+        """Tokens that are left of prompts that are half read, and those of prompts that wait for
+        nothing but room."""
+        half_read = sum(s.num_remaining for mine in step.half_read.values() for s in mine)
         return half_read + self._queue.ready_tokens
 
-    def deal(self, step: Step, num_tokens: int) -> None:
-        """Grants up to `num_tokens` of this step to half-read prompts and to newcomers."""
+    def deal(self, step: Step, num_tokens: int) -> int:
+        """Grants up to `num_tokens` of this step to half-read prompts and to newcomers. Returns how
+        many it has granted."""
+        num_left = num_tokens
         step.is_full = step.is_full or not self._running.num_free_rows
         step.is_closed = step.is_full and self._preemption.for_row(step.plan_id) is None
         upcoming = Upcoming(step, self._queue)
@@ -63,20 +65,21 @@ class Prefill:
                 in_batch.update(s.adapter_key for s in self._running)
             return self._score(upcoming.of(tenant), step, in_batch)
 
-        while num_tokens > 0:
+        while num_left > 0:
             was_closed = step.is_closed
             tenant = turns.next(None if step.is_full else score)
             if tenant is None:
                 break
             sequence = self._next(tenant, step)
             if sequence is not None:
-                granted = min(num_tokens, sequence.num_remaining)
+                granted = min(num_left, sequence.num_remaining)
                 step.grants[sequence] = granted
-                num_tokens -= granted
+                num_left -= granted
                 self._accounts.turn(tenant, step.now)
                 turns.again(tenant)
             elif step.is_closed and not was_closed:
                 turns = self._turns(step, upcoming)
+        return num_tokens - num_left
 
     def _turns(self, step: Step, upcoming: Upcoming) -> Turns:
         """Those who could be granted anything, the least account first."""

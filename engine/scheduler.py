@@ -146,8 +146,9 @@ class Scheduler:
         self._deal_decoding(step)
         self._make_way_for_adapters(step)
         num_read = sum(map(_NUM_COMPUTED, step.grants))
-        backlog = self._prefill.backlog(step)
-        self._prefill.deal(step, self._pacing.num_tokens(len(step.grants), num_read, backlog))
+        num_unread = self._prefill.num_unread(step)
+        num_tokens = self._pacing.num_tokens(len(step.grants), num_read, num_unread)
+        self._pacing.took(self._prefill.deal(step, num_tokens))
         if self.measuring is not None and step.newcomers:
             self.measuring.admitted(step.newcomers, now)
         return self._plan(step)
