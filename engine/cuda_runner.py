@@ -199,7 +199,9 @@ class _Captured:
         self._passes: Graphs[PassShape] = Graphs(stream)
         self._head_terms: Graphs[int] = Graphs(stream)
         self._choices: Graphs[int] = Graphs(stream)
-        self._passes.capture(shapes, of.forward, lambda shape: (shape.decode, shape.block_rows))
+        self._passes.capture(
+            shapes, of.forward, lambda shape: (shape.decode, shape.block_rows, shape.reach.rank)
+        )
         self._head_terms.capture(samples, of.add_head_term)
         self._choices.capture(samples, of.choose)
 

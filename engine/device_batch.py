@@ -14,6 +14,7 @@ import torch
 
 from engine.buckets import Buckets, PassShape
 from engine.plan import Span, StepPlan
+from engine.reaches import Reaches
 from engine.rows import COLUMNS
 from engine.step_buffer import Part, Words
 from kernels.blocks import group_blocks
@@ -89,8 +90,11 @@ class Filled:
 class BatchFiller:
     """Writes plans into step buffers; `page_tokens` is P."""
 
-    def __init__(self, buckets: Buckets, page_tokens: int, max_pages: int) -> None:
+    def __init__(
+        self, buckets: Buckets, page_tokens: int, max_pages: int, reaches: Reaches
+    ) -> None:
         self._buckets = buckets
+        self._reaches = reaches
         self._page_tokens = page_tokens
         self._table = PageTable(buckets.max_seqs, max_pages)
 
@@ -104,7 +108,7 @@ class BatchFiller:
         sampled = [span for span in spans if span.samples]
         is_decode = len(sampled) == len(spans) == int(count.sum())
         adapters = np.repeat(adapter, count)
-        shape = self._buckets.choose(adapters, is_decode)
+        shape = self._buckets.choose(adapters, is_decode, self._reaches.of(adapter))
         first = np.cumsum(count) - count
         num = len(adapters)
         positions = np.arange(num) + np.repeat(start - first, count)

@@ -21,6 +21,7 @@ from engine.model.cuda_backbone import CudaBackbone, Inputs, Limits
 from engine.model.spec import BackboneSpec
 from engine.model.weights import Weights
 from engine.plan import StepPlan
+from engine.reaches import Reaches
 from engine.step_buffer import StepBuffer
 from kernels.blocks import RowBlocks
 from kernels.paged_attention import Tiles
@@ -52,9 +53,11 @@ class DevicePass:
         num_pages, elements = arena.shape
         device = arena.device
         self.arena = arena
-        self.buckets = Buckets(schedule.max_seqs, schedule.max_step_tokens)
+        self.buckets = Buckets(
+            schedule.max_seqs, schedule.max_step_tokens, config.adapters.max_rank
+        )
         self._table = DeviceTable(num_pages, len(spec.modules.modules), elements, num_slots, device)
-        self._with_head: set[int] = set()
+        self._reaches = Reaches(num_pages, spec.modules)
         self.backbone = CudaBackbone(
             spec,
             weights,
@@ -71,7 +74,7 @@ class DevicePass:
         )
         max_pages = -(-config.model.max_model_len // memory.page_tokens)
         self._buffer = StepBuffer(parts(self.buckets, max_pages), num_slots, device)
-        self._filler = BatchFiller(self.buckets, memory.page_tokens, max_pages)
+        self._filler = BatchFiller(self.buckets, memory.page_tokens, max_pages, self._reaches)
         self.sampler = DeviceSampler(
             schedule.max_seqs, spec.vocab_size, config.model.max_model_len, num_slots, device
         )
@@ -83,19 +86,20 @@ class DevicePass:
 
     def fill(self, plan: StepPlan, slot: int) -> Filled | None:
         """Write the plan into a slot of the step buffer; None where it has no pass."""
+        self._reaches.note(plan.entries)
         return self._filler.fill(plan, self._buffer.host(slot)) if plan.spans else None
 
     def enqueue(self, plan: StepPlan, filled: Filled | None, slot: int, replay: Replay) -> None:
         """Moves, table entries, then the pass and its tokens, into `sampler.result`."""
         if plan.moves:
             self._moves.enqueue(self.arena, plan.moves, slot)
-        self._enter(plan, slot)
+        self._table.set(plan.entries, slot)
         if filled is None:
             return
         self.sampler.begin(plan, filled.sampled, self._buffer.host(slot), slot)
         self._buffer.upload(slot, filled.num_rows)
         replay.forward(filled.shape)
-        if any(span.adapter in self._with_head for span in filled.sampled):
+        if self._reaches.any_on_head(span.adapter for span in filled.sampled):
             replay.add_head_term(filled.shape.samples)
         self.sampler.add_biases(self.backbone.logits)
         replay.choose(filled.shape.samples)
@@ -142,15 +146,6 @@ class DevicePass:
         return RowBlocks(
             shape.tokens, words.view(num, shape.block_rows), device["block_adapters"][:num]
         )
-
-    def _enter(self, plan: StepPlan, slot: int) -> None:
-        self._table.set(plan.entries, slot)
-        for entry in plan.entries:
-            blocks = () if entry.layout is None else entry.layout.blocks
-            if any(block.module == self.backbone.head for block in blocks):
-                self._with_head.add(entry.adapter)
-            else:
-                self._with_head.discard(entry.adapter)
 
     def _prepare(self) -> None:
         """Compile what is launched between graphs, so that nothing is when the first step needs it:

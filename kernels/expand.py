@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from kernels.tile import (
-    RANKS,
     b_of,
     block_of,
     part_sums,
     rank_of,
+    ranks_at_once,
     weights,
     with_term,
 )
@@ -66,14 +66,15 @@ def expand_kernel(
     t, base, width, first = tile_of(tl.program_id(0), W0, W1, W2, BN, ALIGN)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     rank = rank_of(entry)
+    RB: tl.constexpr = ranks_at_once(RCAP, M)
     if rank > 0:
         cols = first + tl.arange(0, BN)
         part += t * RCAP
         where = y + tl.maximum(n, 0)[:, None] * y_stride + (base + cols)[None, :]
         mask = (n >= 0)[:, None] & (cols < width)[None, :]
-        b = weights(b_of(arena, entry), 0, rank, cols, width, RANKS)
+        b = weights(b_of(arena, entry), 0, rank, cols, width, RB)
         old = tl.load(where, mask=mask, other=0.0)
-        h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
+        h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RB)
         factor = tl.full((M,), 1.0, tl.float32)
         new = with_term(
             old, b, h, part, arena, entry, rank, n, factor, cols, width, num_rows,

@@ -21,12 +21,12 @@ from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import normalised, rowwise
 from kernels.tile import (
-    RANKS,
     b_of,
     block_of,
     norm_factor,
     part_sums,
     rank_of,
+    ranks_at_once,
     times,
     weights,
     with_term,
@@ -72,10 +72,11 @@ def _gate(
         up = gate + 6
         rank_g = rank_of(gate)
         rank_u = rank_of(up)
-        b_g = weights(b_of(arena, gate), 0, rank_g, i, INNER, RANKS)
-        b_u = weights(b_of(arena, up), 0, rank_u, i, INNER, RANKS)
-        h_g = part_sums(part, 0, rank_g, n, num_rows, SPLIT, STRIDE, M, RANKS)
-        h_u = part_sums(part + RCAP, 0, rank_u, n, num_rows, SPLIT, STRIDE, M, RANKS)
+        RB: tl.constexpr = ranks_at_once(RCAP, M)
+        b_g = weights(b_of(arena, gate), 0, rank_g, i, INNER, RB)
+        b_u = weights(b_of(arena, up), 0, rank_u, i, INNER, RB)
+        h_g = part_sums(part, 0, rank_g, n, num_rows, SPLIT, STRIDE, M, RB)
+        h_u = part_sums(part + RCAP, 0, rank_u, n, num_rows, SPLIT, STRIDE, M, RB)
     if LORA:
         g = with_term(
             g, b_g, h_g, part, arena, gate, rank_g, n, factor, i, INNER, num_rows,
@@ -106,7 +107,7 @@ def silu_gate(
 ) -> None:
     """y [N, 2 I] contiguous, out [N, I] contiguous: written."""
     tiles = triton.cdiv(out.shape[1], tile.width)
-    args = rowwise(out, tile, term)
+    args = rowwise(out, term)
     pointer, eps, norm = normalised(squares, y, term)
     _gate[(tiles, args.num_blocks)](
         y,

@@ -23,8 +23,8 @@ from kernels.norm import Squares
 from kernels.segments import Ints
 from kernels.shrink import lookup_kernel, shrink_kernel
 from kernels.table import COLUMNS
-from kernels.tile import RANKS, is_exact
-from kernels.tuning import Tuning, tuning_for
+from kernels.tile import is_exact
+from kernels.tuning import Tuning, rank_caps, tuning_for
 
 MAX_SLICES = 3
 MAX_BLOCK_ROWS = 64
@@ -79,7 +79,7 @@ class LoraGpu:
     ) -> None:
         self.arena, self.table, self.features = arena, table, features
         self._tuning = tuning
-        self.rank_cap = max(RANKS.value, triton.next_power_of_2(max_rank))
+        self.rank_cap = rank_caps(max_rank)[-1]
         self.part_rows = max(max_rows, 4096)
         device = arena.device
         self.parts = torch.empty(
@@ -96,15 +96,16 @@ class LoraGpu:
         """Of a graph with such blocks."""
         return self._tuning or tuning_for(blocks.block_rows, blocks.num_blocks)
 
-    def bind(self, blocks: RowBlocks) -> BoundLoraGpu:
-        """The term of a bucket. The blocks' contents may change between steps."""
-        return BoundLoraGpu(self, blocks)
+    def bind(self, blocks: RowBlocks, rank_cap: int | None = None) -> BoundLoraGpu:
+        """The term of a bucket. The blocks' contents may change between steps. rank_cap: one of
+        `rank_caps`, that no rank in the blocks exceeds; None: the largest."""
+        return BoundLoraGpu(self, blocks, rank_cap or self.rank_cap)
 
 
 class BoundLoraGpu:
-    def __init__(self, of: LoraGpu, blocks: RowBlocks) -> None:
+    def __init__(self, of: LoraGpu, blocks: RowBlocks, rank_cap: int) -> None:
         self._of = of
-        self.blocks = blocks
+        self.blocks, self.rank_cap = blocks, rank_cap
         self.tuning = of.tuning(blocks)
         num, block_rows = blocks.num_blocks, blocks.block_rows
         self._entries = of.entries[:num]
@@ -132,7 +133,8 @@ class BoundLoraGpu:
         k = x.shape[1]
         parts = self.num_parts(modules, x)
         term = self.term(modules, workspace, parts, squares)
-        shrink_kernel[(parts, len(modules), blocks.num_blocks)](
+        chunks = self._num_chunks(parts * len(modules))
+        shrink_kernel[(parts, len(modules) * chunks, blocks.num_blocks)](
             x,
             of.arena,
             self._entries,
@@ -149,13 +151,13 @@ class BoundLoraGpu:
             K=k,
             SPLIT=parts,
             STRIDE=term.stride,
-            RCAP=of.rank_cap,
+            RCAP=self.rank_cap,
+            CHUNKS=chunks,
             M=blocks.block_rows,
             BK=max(16, min(tile.width * 2 // x.element_size(), triton.next_power_of_2(k))),
             STAGES=tile.stages,
             EXACT=of.exact,
             num_warps=tile.warps,
-            maxnreg=tile.registers if of.rank_cap > RANKS.value else None,
         )
         return term
 
@@ -164,6 +166,12 @@ class BoundLoraGpu:
         blocks = self.blocks
         most = self._of.part_rows // blocks.num_rows
         return self.tuning.num_parts(blocks.num_blocks * len(modules), x.shape[1], most)
+
+    def _num_chunks(self, programs_per_block: int) -> int:
+        """Of a shrink. Blocks of one row are many, and so fill the chip evenly."""
+        if self.blocks.block_rows == 1:
+            return 1
+        return self.tuning.num_chunks(programs_per_block * self.blocks.num_blocks, self.rank_cap)
 
     def lookup(self, module: int, tokens: torch.Tensor, workspace: int = 0) -> Term:
         """The same for an embedding: rows `tokens` [N] int64 of its A."""
@@ -179,7 +187,7 @@ class BoundLoraGpu:
             self._entries.shape[1],
             blocks.num_rows,
             STRIDE=term.stride,
-            RCAP=of.rank_cap,
+            RCAP=self.rank_cap,
             M=blocks.block_rows,
         )
         return term
@@ -231,7 +239,7 @@ class BoundLoraGpu:
     ) -> Term:
         """The view of a workspace that a shrink of `modules` fills."""
         of, num_rows = self._of, self.blocks.num_rows
-        stride = len(modules) * of.rank_cap
+        stride = len(modules) * self.rank_cap
         part = of.parts[workspace, : parts * num_rows * stride].view(parts, num_rows, stride)
         return Term(
             part,
@@ -240,6 +248,6 @@ class BoundLoraGpu:
             self._entries,
             self._sorted,
             modules[0],
-            of.rank_cap,
+            self.rank_cap,
             of.exact,
         )

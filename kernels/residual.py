@@ -25,11 +25,11 @@ from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import rowwise
 from kernels.tile import (
-    RANKS,
     b_of,
     block_of,
     part_sums,
     rank_of,
+    ranks_at_once,
     times,
     weights,
     with_term,
@@ -71,8 +71,9 @@ def _residual(
     if LORA:
         entry = entries + (s.to(tl.int64) * num_modules + module) * 6
         rank = rank_of(entry)
-        b = weights(b_of(arena, entry), 0, rank, h, H, RANKS)
-        sums_in = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
+        RB: tl.constexpr = ranks_at_once(RCAP, M)
+        b = weights(b_of(arena, entry), 0, rank, h, H, RB)
+        sums_in = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RB)
         factor = tl.full((M,), 1.0, tl.float32)
         total = with_term(
             total, b, sums_in, part, arena, entry, rank, n, factor, h, H, num_rows,
@@ -150,7 +151,7 @@ def _launch(
     part = part_width(tile, r.dtype)
     if squares.num_parts != (num_parts := triton.cdiv(r.shape[1], part)):
         raise ValueError(f"squares need {num_parts} parts, one for each {part} columns")
-    args = rowwise(r, tile, term)
+    args = rowwise(r, term)
     _residual[(tiles, args.num_blocks)](
         source,
         source if tokens is None else tokens,

@@ -23,12 +23,12 @@ from kernels.lora_gpu import Term
 from kernels.norm import Squares
 from kernels.rowwise import normalised, rowwise
 from kernels.tile import (
-    RANKS,
     b_of,
     block_of,
     norm_factor,
     part_sums,
     rank_of,
+    ranks_at_once,
     sums,
     times,
     weights,
@@ -83,10 +83,11 @@ def _projected(
         factor = norm_factor(squares, n, eps, H, PARTS)
     if LORA:
         rank = rank_of(entry)
+        RB: tl.constexpr = ranks_at_once(RCAP, M)
         b = b_of(arena, entry)
-        b_low = weights(b, 0, rank, cols, width, RANKS)
-        b_high = weights(b, 0, rank, cols + HALF, width, RANKS)
-        h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
+        b_low = weights(b, 0, rank, cols, width, RB)
+        b_high = weights(b, 0, rank, cols + HALF, width, RB)
+        h = part_sums(part, 0, rank, n, num_rows, SPLIT, STRIDE, M, RB)
     if LORA:
         low = with_term(
             low, b_low, h, part, arena, entry, rank, n, factor, cols, width, num_rows,
@@ -195,7 +196,7 @@ def rotate_and_store(
 ) -> None:
     """qkv [N, (heads + 2 KV heads) D]: query columns are rotated in place; cache is the arena. The
     width of `tile` is a head's."""
-    args = rowwise(qkv, tile, term)
+    args = rowwise(qkv, term)
     pointer, eps, norm = normalised(squares, qkv, term)
     _rotary[(heads.num_heads + 2 * heads.num_kv_heads, args.num_blocks)](
         qkv,

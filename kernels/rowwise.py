@@ -10,8 +10,7 @@ import triton
 
 from kernels.lora_gpu import Term
 from kernels.norm import Squares
-from kernels.tile import RANKS, is_exact
-from kernels.tuning import Tile
+from kernels.tile import is_exact
 
 BASE_ROWS = 8
 """Rows a program handles where no adapter decides it."""
@@ -28,7 +27,7 @@ class Rowwise:
     constants: dict[str, Any]
 
 
-def rowwise(like: torch.Tensor, tile: Tile, term: Term | None) -> Rowwise:
+def rowwise(like: torch.Tensor, term: Term | None) -> Rowwise:
     """For a kernel over the rows of `like` [N, ...] that adds `term`."""
     if term is None:
         constants: dict[str, Any] = {"LORA": False, "SPLIT": 1, "STRIDE": 1, "RCAP": 16}
@@ -42,7 +41,6 @@ def rowwise(like: torch.Tensor, tile: Tile, term: Term | None) -> Rowwise:
         "RCAP": term.rank_cap,
         "M": term.blocks.block_rows,
         "EXACT": term.exact,
-        "maxnreg": tile.registers if term.rank_cap > RANKS.value else None,
     }
     return Rowwise(
         term.blocks.num_blocks,

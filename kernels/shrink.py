@@ -6,10 +6,11 @@ Semantics, for row n of a block whose adapter has rank[t] for slice t, and p < S
 
 Nothing else of `part` is written. Where what x is projected to is to be normalised, a row's first
 program also leaves its factor (`kernels.norm`) in factors[n], for whoever adds the term. The grid
-is (part of k, slice, block): a decode step has few rows and must still load A with the whole chip,
-hence the parts; their sums are left to the reader, in a fixed order, so that results don't change
-from run to run and no atomics are needed. Slices have ranks of their own and may be absent; x is
-read again for each, from the L2 cache.
+is (part of k, chunk of a slice's ranks, block): a decode step has few rows and must still load A
+with the whole chip, hence the parts; their sums are left to the reader, in a fixed order, so that
+results don't change from run to run and no atomics are needed. Chunks of 16 ranks are dealt to
+CHUNKS programs: with one program for all, a kernel would take as long as its largest rank. Slices
+have ranks of their own and may be absent; x is read again for each, from the L2 cache.
 """
 
 from __future__ import annotations
@@ -76,27 +77,30 @@ def shrink_kernel(
     M: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    CHUNKS: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     p = tl.program_id(0)
-    t = tl.program_id(1)
+    t = tl.program_id(1) // CHUNKS
+    first = tl.program_id(1) % CHUNKS * RANKS
     s = tl.program_id(2)
     n = block_of(rows, s, num_rows, M, True)
-    if PARTS > 0 and p + t == 0:
+    if PARTS > 0 and p + t + first == 0:
         tl.store(factors + tl.maximum(n, 0), norm_factor(squares, n, eps, K, PARTS), n >= 0)
     entry = entries + (s.to(tl.int64) * num_modules + module + t) * 6
     rank = rank_of(entry)
-    if rank > 0:
+    if rank > first:
         a = a_of(arena, entry)
         per: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
         lo = p * per
         hi = tl.minimum(lo + per, K)
         part += p.to(tl.int64) * num_rows * STRIDE + t * RCAP
-        shrink_ranks(x, a, part, 0, rank, n, lo, hi, x_stride, K, STRIDE, M, BK, STAGES, EXACT)
-        if RCAP > RANKS:
-            for first in tl.range(RANKS, rank, RANKS, num_stages=1):
+        shrink_ranks(x, a, part, first, rank, n, lo, hi, x_stride, K, STRIDE, M, BK, STAGES, EXACT)
+        STEP: tl.constexpr = CHUNKS * RANKS
+        if RCAP > STEP:
+            for more in tl.range(first + STEP, rank, STEP, num_stages=1):
                 shrink_ranks(
-                    x, a, part, first, rank, n, lo, hi, x_stride, K, STRIDE, M, BK, STAGES, EXACT
+                    x, a, part, more, rank, n, lo, hi, x_stride, K, STRIDE, M, BK, STAGES, EXACT
                 )
 
 

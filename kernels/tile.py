@@ -10,8 +10,8 @@ gathered once a step: a program finds its weights with one load. Rank 0 means ab
 
 `part` [SPLIT, N, slices x RCAP] float32 holds what `kernels.shrink` leaves: partial sums of x A,
 each row's and rank's in its own place, added up here in a fixed order. Only ranks below the entry's
-are ever written or read. The first RANKS ranks are straight-line code, so that their loads are all
-under way at once; further ones are a loop.
+are ever written or read. The first ranks (`ranks_at_once`) are straight-line code, so that their
+loads are all under way at once; further ones are a loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 RANKS = tl.constexpr(16)
+"""Of a product on tensor cores, at least."""
 
 
 def interpreted() -> bool:
@@ -69,6 +70,13 @@ def times(a, b):
     """a b, rounded. The compiler may contract a plain product with a sum behind it, and does so in
     some kernels and not in others; it leaves this one alone. -0 becomes 0."""
     return tl.fma(a, b, 0.0)
+
+
+@triton.constexpr_function
+def ranks_at_once(rank_cap: int, block_rows: int) -> int:
+    """Ranks that an expand handles in straight-line code, in graphs that serve up to rank_cap. In
+    blocks of one row each thread keeps all of them for its columns, and has no room for more."""
+    return 16 if rank_cap <= 16 or block_rows == 1 else 32
 
 
 @triton.jit
@@ -153,15 +161,16 @@ def with_term(
     """[M, BN] float32: factor [M] times (y + the term of one module), plus the term's bias.
 
     y: columns `cols` of the module's output. first_b, first_h: `weights` of B and `part_sums` of
-    the first RANKS ranks; loaded by the caller ahead of everything else, since each product here
+    the first `ranks_at_once`; loaded by the caller ahead of everything else, since each product here
     waits for all loads before it. part points at the module's slice.
     """
     acc = spread(first_h, first_b, M, EXACT)
-    if RCAP > RANKS:
+    RB: tl.constexpr = ranks_at_once(RCAP, M)
+    if RCAP > RB:
         b = b_of(arena, entry)
-        for first in tl.range(RANKS, rank, RANKS, num_stages=1):
-            h = part_sums(part, first, rank, n, num_rows, SPLIT, STRIDE, M, RANKS)
-            acc += spread(h, weights(b, first, rank, cols, width, RANKS), M, EXACT)
+        for first in tl.range(RB, rank, RB, num_stages=1):
+            h = part_sums(part, first, rank, n, num_rows, SPLIT, STRIDE, M, RB)
+            acc += spread(h, weights(b, first, rank, cols, width, RB), M, EXACT)
     scale = scale_of(entry)
     delta = acc * scale
     if M == 4 and not EXACT:

@@ -2,8 +2,8 @@
 
 Writes the file that `kernels.tuning` reads. For each kind of graph (blocks of so many rows, few or
 many of them) the parts of the shrinks are chosen by the time of all kernels together, then each
-kernel's tile by its own time, over all layers, in graphs that serve ranks to 256 with adapters of
-rank 16. Processes compile the candidates beforehand. Takes minutes.
+kernel's tile by its own time, over all layers, with adapters of rank 16 in graphs for such ranks.
+Processes compile the candidates beforehand. Takes minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kernels.rowwise import BASE_ROWS
 from kernels.tuning import TILES, Tile, Tuning, Tunings, path_of, present_tunings
 
 MANY = 1 << 16
-MAX_RANK, RANK = 256, 16
+RANK = 16
 
 Trials = Mapping[str, Sequence[Tuning]]
 
@@ -60,34 +60,29 @@ KINDS = (
 
 def candidates(kind: Kind, kernel: str) -> Iterator[Tile]:
     """Tiles worth trying."""
-    single, without = kind.block_rows == 1, kind.block_rows == 0
-    caps = (None,) if without else (80, None)
+    single = kind.block_rows == 1
+    block_rows = kind.block_rows or BASE_ROWS
     if kernel == "shrink":
         for width, warps, stages in ((256, 4, 4), (256, 8, 4), (512, 8, 3)):
-            for cap in (80 if single else 64, None):
-                yield Tile(width, warps, stages, cap)
+            yield Tile(width, warps, stages)
     elif kernel == "rotary":
         for warps in (1,) if single else (1, 2, 4):
-            for cap in caps:
-                yield Tile(0, warps, 2, cap)
+            yield Tile(0, warps)
     elif kernel == "residual":
         # A row's 256 columns are a warp's, see `kernels.residual`.
         for warps in (1,) if single else (2, 4, 8):
-            if warps <= max(kind.block_rows, 8 if without else 1):
-                for cap in caps:
-                    yield Tile(256, warps, 2, cap)
+            if warps <= block_rows:
+                yield Tile(256, warps)
     elif single:
         for width, warps in ((256, 1), (512, 2)):
-            for cap in (168, None):
-                yield Tile(width, warps, 2, cap)
+            yield Tile(width, warps)
     elif kernel == "expand":
         for width, warps in ((128, 4), (256, 4), (256, 8)):
             yield Tile(width, warps)
     else:
         for width, warps in ((64, 4), (128, 2), (128, 4), (256, 2), (256, 4), (256, 8)):
-            if (kind.block_rows or BASE_ROWS) * width >= 16 * warps:
-                for cap in caps:
-                    yield Tile(width, warps, 2, cap)
+            if block_rows * width >= 16 * warps:
+                yield Tile(width, warps)
 
 
 class Rig:
@@ -139,7 +134,7 @@ class Rig:
             self.shape.features,
             max_rows=self.kind.rows,
             max_blocks=self._blocks.num_blocks,
-            max_rank=MAX_RANK,
+            max_rank=RANK,
             tuning=tuning,
         )
         of.parts.normal_()

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+
+from kernels.tile import RANKS
 
 FOLDER = Path(__file__).parent / "tunings"
 DEFAULT = "NVIDIA H200"
@@ -22,14 +25,11 @@ DEFAULT = "NVIDIA H200"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """width: columns (or k) a program handles at a time. warps, stages: Triton's. registers: that
-    a thread may use in graphs that serve ranks above 16, None: as many as it likes. What doesn't
-    fit is spilled, mostly where large ranks are handled; small ones keep their occupancy."""
+    """width: columns (or k) a program handles at a time. warps, stages: Triton's."""
 
     width: int
     warps: int = 4
     stages: int = 2
-    registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,19 @@ class Tuning:
             parts *= 2
         return parts
 
+    def num_chunks(self, num_programs: int, rank_cap: int) -> int:
+        """Programs that a shrink deals an adapter's ranks to, each RANKS at a time, where it has so
+        many programs otherwise. Most will find nothing to do: as many as the launch takes well."""
+        chunks = 1
+        limit = min(MAX_CHUNKS, rank_cap // RANKS.value)
+        while 2 * chunks <= limit and 2 * chunks * num_programs <= self.waves * self.num_sms:
+            chunks *= 2
+        return chunks
+
 
 LONG = 8192
+MAX_CHUNKS = 4
+SMALL_RANK = 16
 TILES = ("shrink", "expand", "gate", "residual", "rotary")
 
 
@@ -117,6 +128,13 @@ def present_tunings() -> Tunings:
 
 def path_of(gpu: str) -> Path:
     return FOLDER / (gpu.lower().replace(" ", "-") + ".json")
+
+
+def rank_caps(max_rank: int) -> tuple[int, ...]:
+    """Largest ranks that graphs are captured for, ascending, where adapters have up to max_rank.
+    Most have 16 at most, and code for more would cost them a quarter."""
+    most = max(SMALL_RANK, triton.next_power_of_2(max_rank))
+    return (SMALL_RANK,) if most == SMALL_RANK else (SMALL_RANK, most)
 
 
 def block_rows_for(num_rows: int, num_adapters: int) -> int:

@@ -159,7 +159,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=_numbers, default=[1, 32, 256], help="latency: rows")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument(
-        "--max-rank", type=int, default=AdapterConfig().max_rank, help="that the graphs serve"
+        "--max-rank",
+        type=int,
+        default=AdapterConfig().max_rank,
+        help="of adapters that may be served",
     )
     parser.add_argument("--targets", choices=sorted(TARGETS), default="all")
     parser.add_argument("--requests", type=int, default=512)

@@ -139,8 +139,12 @@ class _Pass:
     def __init__(self, of: CudaBackbone, shape: PassShape, inputs: Inputs) -> None:
         self._of, self._in = of, inputs
         num = shape.tokens
-        self._lora = None if inputs.blocks is None else of.lora.bind(inputs.blocks)
-        self._tuning: Tuning = tuning_for(0) if self._lora is None else self._lora.tuning
+        self._lora: BoundLoraGpu | None = None
+        self._everywhere = shape.reach.everywhere
+        self._plain = self._tuning = tuning_for(0)
+        if inputs.blocks is not None:
+            self._lora = of.lora.bind(inputs.blocks, shape.reach.rank)
+            self._tuning = self._lora.tuning
         self._side = of._side if num <= BESIDE_ROWS else None
         self._r, self._x, self._y = of._r[:num], of._x[:num], of._y[:num]
         self._qkv, self._mixed = of._qkv[:num], of._mixed[:num]
@@ -177,6 +181,7 @@ class _Pass:
         term = None
         if self._lora is not None:
             self._lora.begin()
+        if self._lora is not None and self._everywhere:
             # A workspace that the first layer's shrinks don't use before the term is added.
             term = self._lora.lookup(self._of._embed, self._in.tokens, DOWN)
         embed(
@@ -186,7 +191,7 @@ class _Pass:
             first.input_norm,
             self._x,
             self._squares,
-            self._tuning.residual,
+            self._tuning_of(term).residual,
             term,
         )
 
@@ -212,28 +217,33 @@ class _Pass:
             head_norms=of._head_norms[layer],
             head_eps=of.spec.rms_norm_eps,
             term=term,
-            tile=self._tuning.rotary,
+            tile=self._tuning_of(term).rotary,
         )
 
     def _add(self, weight: torch.Tensor, term: Term | None) -> None:
-        add_residual(self._y, self._r, weight, self._x, self._squares, self._tuning.residual, term)
+        tile = self._tuning_of(term).residual
+        add_residual(self._y, self._r, weight, self._x, self._squares, tile, term)
 
     def _gate(self, w: LayerWeights, term: Term | None) -> None:
         silu_gate(
             self._gate_up,
             self._gated,
-            self._tuning.gate,
+            self._tuning_of(term).gate,
             self._squares,
             bias=w.gate_up_bias,
             term=term,
         )
+
+    def _tuning_of(self, term: Term | None) -> Tuning:
+        """Of a kernel that adds `term`. All leave whole parts of a norm, equally wide."""
+        return self._plain if term is None else self._tuning
 
     @contextmanager
     def _shrunk(
         self, layer: int, group: int, x: torch.Tensor, squares: Squares | None = None
     ) -> Iterator[Term | None]:
         """Around the product of `group`: its term, shrunk before or beside it."""
-        if self._lora is None:
+        if self._lora is None or not (self._everywhere or group in (QKV, OUT)):
             yield None
             return
         modules = _modules(layer, group)

@@ -4,7 +4,8 @@ One JSON line a case on standard output; --append adds them to a file with GPU, 
 `ms` of lora_step is what adapters add to the step, see `kernels.bench.lora_step`. --details adds
 what the graphs are, the step without adapters, and `alone_ms`: the same term as two
 kernels that add in place, outside of any step. lora_ranks: adapters of ranks 8,
-16, 32 and 64 in one batch, against the mean of the four uniform batches in the same graph.
+16, 32 and 64 in one batch, against the mean of the four uniform batches, each in the graph that the
+engine takes for it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("benches", nargs="*", metavar="bench", help="all by default")
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--max-rank", type=int, default=256, help="that the graphs serve")
+    parser.add_argument("--max-rank", type=int, default=256, help="of adapters that may be served")
     parser.add_argument("--rows", type=int, nargs="*", default=list(LORA_CASES), choices=LORA_CASES)
     parser.add_argument("--json", action="store_true", help="print JSON lines, not a table")
     parser.add_argument("--details", action="store_true", help="more keys, see above")
@@ -71,7 +72,7 @@ def cases(args: argparse.Namespace, shape: Shape) -> Iterator[Case]:
     if "lora_step" in benches:
         yield from lora_cases(shape, args.rank, args.max_rank, args.rows)
     if "lora_ranks" in benches:
-        yield from rank_cases(shape)
+        yield from rank_cases(shape, args.max_rank)
     if "attention" in benches:
         for num_rows, context in ATTENTION_CASES:
             ms = attention.measure_attention(shape, num_rows, context)
@@ -124,7 +125,7 @@ def lora_cases(shape: Shape, rank: int, max_rank: int, rows: list[int]) -> Itera
             }
 
 
-def rank_cases(shape: Shape) -> Iterator[Case]:
+def rank_cases(shape: Shape, max_rank: int) -> Iterator[Case]:
     step = lora_step.DecodeStep(shape, RANKS_ROWS)
     base = lora_step.base_graphs(step)
     owners = lora_step.owners_of(RANKS_ROWS, RANKS_ADAPTERS)

@@ -25,7 +25,7 @@ from kernels.lora_gpu import BoundLoraGpu, LoraGpu, Term
 from kernels.norm import Squares
 from kernels.residual import add_residual, squares_of
 from kernels.rotary import rotate_and_store
-from kernels.tuning import Tuning, tuning_for
+from kernels.tuning import Tuning, rank_caps, tuning_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +239,26 @@ def step_graph(
     max_rank: int | None = None,
     tuning: Tuning | None = None,
 ) -> StepGraph:
-    """The step with adapters; alone: their terms only, added in place. max_rank: that the graph
-    serves, the adapters' own where None."""
+    """The step with adapters; alone: their terms only, added in place. max_rank: of adapters that
+    may be served, the present ones' own where None; of its graphs the first that serves these."""
     ids = np.array(owners)
     num_blocks = block_bucket(int(sum(-(-np.bincount(ids) // block_rows))))
     blocks = RowBlocks.of(ids, block_rows, num_blocks, step.device)
+    rank = int(adapters.table[:, :, T.RANK].max())
     lora = LoraGpu(
         adapters.arena,
         adapters.table,
         step.shape.features,
         max_rows=step.num_rows,
         max_blocks=num_blocks,
-        max_rank=max_rank or int(adapters.table[:, :, T.RANK].max()),
+        max_rank=max_rank or rank,
         tuning=tuning,
-    ).bind(blocks)
-    step.set_tuning(lora.tuning)
-    run = partial(step.terms, lora) if alone else partial(step.run, lora, beside)
-    return StepGraph(capture(run), lora, step.squares)
+    )
+    rank_cap = next(cap for cap in rank_caps(max_rank or rank) if cap >= rank)
+    bound = lora.bind(blocks, rank_cap)
+    step.set_tuning(bound.tuning)
+    run = partial(step.terms, bound) if alone else partial(step.run, bound, beside)
+    return StepGraph(capture(run), bound, step.squares)
 
 
 def base_graphs(step: DecodeStep) -> list[StepGraph]:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from engine.buckets import Buckets, PassShape
 from engine.device_batch import BatchFiller, attention_tiles, parts, tiles_of
+from engine.model.modules import module_table
 from engine.plan import Span, StepPlan
+from engine.reaches import Reaches
 from engine.sequence import Sequence
 from engine.step_buffer import StepBuffer
 from engine.types import Request, Tenant
@@ -27,7 +29,13 @@ def span(row, tokens, start, count, adapter=-1, samples=True, on_device=False, p
 
 @pytest.fixture
 def buckets():
-    return Buckets(4, 64)
+    return Buckets(4, 64, 16)
+
+
+@pytest.fixture
+def filler(buckets):
+    table = module_table(num_layers=1, hidden=8, intermediate=8, q_out=8, kv_out=8, vocab=8)
+    return BatchFiller(buckets, P, MAX_PAGES, Reaches(20, table))
 
 
 @pytest.fixture
@@ -35,8 +43,7 @@ def buffer(buckets):
     return StepBuffer(parts(buckets, MAX_PAGES), 2, torch.device("cpu"))
 
 
-def test_a_mixed_step(buckets, buffer):
-    filler = BatchFiller(buckets, P, MAX_PAGES)
+def test_a_mixed_step(filler, buffer):
     plan = StepPlan(
         0,
         (
@@ -76,8 +83,7 @@ def test_a_mixed_step(buckets, buffer):
     assert filled.num_rows == 4
 
 
-def test_a_decode_step_is_one_tile_a_row(buckets, buffer):
-    filler = BatchFiller(buckets, P, MAX_PAGES)
+def test_a_decode_step_is_one_tile_a_row(filler, buffer):
     spans = tuple(
         span(row, range(5), 4, 1, on_device=True, pages=(row + 1, row + 5)) for row in (1, 0, 3)
     )
@@ -89,8 +95,7 @@ def test_a_decode_step_is_one_tile_a_row(buckets, buffer):
     assert host["slots"][:4].tolist() == [6 * P, 5 * P, 8 * P, 0]
 
 
-def test_a_rows_pages_follow_its_sequence(buckets, buffer):
-    filler = BatchFiller(buckets, P, MAX_PAGES)
+def test_a_rows_pages_follow_its_sequence(filler, buffer):
     for pages in ((1, 2), (1, 2, 3), (7, 2, 3)):
         start = len(pages) * P - 1
         plan = StepPlan(0, (span(1, range(20), start, 1, samples=False, pages=pages),))

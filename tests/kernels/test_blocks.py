@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernels.blocks import RowBlocks
 from kernels.entries import sort_blocks
 from kernels.residual import PART_BYTES, part_width
-from kernels.tuning import LONG, Tuning, block_rows_for, tuning_for
+from kernels.tuning import LONG, MAX_CHUNKS, Tuning, block_rows_for, rank_caps, tuning_for
 from tests.support.row_blocks import most_blocks
 
 
@@ -74,6 +74,16 @@ def test_parts_are_powers_of_two_within_bounds(programs: int, k: int, most: int)
     assert 1 <= parts <= min(most, tuning.max_parts if k <= LONG else tuning.long_parts)
     # No part begins beyond the end of k.
     assert (parts - 1) * tuning.shrink.width < k
+
+
+@given(st.integers(1, 4096), st.integers(1, 512))
+def test_ranks_are_dealt_to_a_power_of_two_of_programs(programs: int, max_rank: int) -> None:
+    tuning = Tuning()
+    for rank_cap in rank_caps(max_rank):
+        chunks = tuning.num_chunks(programs, rank_cap)
+        assert chunks & (chunks - 1) == 0
+        assert 1 <= chunks <= min(MAX_CHUNKS, rank_cap // 16)
+        assert chunks == 1 or chunks * programs <= tuning.waves * tuning.num_sms
 
 
 @pytest.mark.parametrize("rows", [1, 16, 32, 256])

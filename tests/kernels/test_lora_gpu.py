@@ -22,6 +22,7 @@ QKV = [(48, 48), (48, 16), (48, 16)]
 
 def bind(adapters: RandomAdapters, owners: Sequence[int], **options: object) -> BoundLoraGpu:
     block_rows = int(options.pop("block_rows", 16))  # type: ignore[call-overload]
+    rank_cap = options.pop("rank_cap", None)
     device = adapters.on_device.device
     num_blocks = most_blocks(len(owners), block_rows, len(adapters.table)) + 1
     blocks = RowBlocks.of(np.array(owners), block_rows, num_blocks, device)
@@ -35,7 +36,7 @@ def bind(adapters: RandomAdapters, owners: Sequence[int], **options: object) -> 
         **options,  # type: ignore[arg-type]
     )
     lora.parts.fill_(torch.nan)
-    bound = lora.bind(blocks)
+    bound = lora.bind(blocks, rank_cap)  # type: ignore[arg-type]
     bound.begin()
     return bound
 
@@ -91,6 +92,29 @@ def test_rows_in_blocks_of_any_length(block_rows: int, device: str) -> None:
     want = expected(adapters, owners, (0, 1, 2), x, y)
     y = y.to(device)
     bind(adapters, owners, block_rows=max(block_rows, 1)).add((0, 1, 2), x.to(device), y)
+    assert off(y, want) <= 1e-5
+
+
+def test_small_ranks_beside_large_ones_in_graphs_of_their_own(device: str) -> None:
+    adapters = RandomAdapters(QKV, [{0: 16, 1: 5}, {2: 12}, {0: 90}], biased=(0,), device=device)
+    owners = [0, 1, -1, 0, 1]
+    x, y = torch.randn(5, 48), torch.randn(5, 80)
+    want = expected(adapters, owners, (0, 1, 2), x, y)
+    y = y.to(device)
+    bind(adapters, owners, rank_cap=16).add((0, 1, 2), x.to(device), y)
+    assert off(y, want) <= 1e-5
+
+
+@pytest.mark.parametrize("num_sms", [1, 2, 4, 100])
+def test_ranks_in_chunks_for_one_program_or_many(num_sms: int, device: str) -> None:
+    ranks: list[Mapping[int, int]] = [{0: 70, 1: 16, 2: 33}, {0: 3, 2: 64}]
+    adapters = RandomAdapters(QKV, ranks, device=device)
+    owners = [0, 1, 1, -1, 0]
+    x, y = torch.randn(5, 48), torch.randn(5, 80)
+    want = expected(adapters, owners, (0, 1, 2), x, y)
+    y = y.to(device)
+    tuning = Tuning(num_sms=num_sms, shrink=Tile(32), expand=Tile(32))
+    bind(adapters, owners, tuning=tuning).add((0, 1, 2), x.to(device), y)
     assert off(y, want) <= 1e-5
 
 

@@ -19,7 +19,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from engine.bench.dummy import dummy_spec, dummy_weights
-from engine.buckets import Buckets, PassShape
+from engine.buckets import Buckets, PassShape, Reach
 from engine.device_batch import TILE_TOKENS, tiles_of
 from engine.model.cuda_backbone import CudaBackbone, Inputs, Limits
 from kernels.biases import add_biases
@@ -30,12 +30,13 @@ from kernels.sampling import sample
 from kernels.token_counts import clear_rows, count_tokens
 
 ROWS = 256
-BUCKETS = Buckets(ROWS, 2048)
+BUCKETS = Buckets(ROWS, 2048, 256)
 SHAPES = (
     PassShape(ROWS, ROWS, True),
-    PassShape(16, 16, True, 1, 16),
-    PassShape(ROWS, ROWS, True, 4, 128),
-    PassShape(384, ROWS, False, 16, 88),
+    PassShape(16, 16, True, 1, 16, Reach(256, True)),
+    PassShape(ROWS, ROWS, True, 4, 128, Reach(16)),
+    PassShape(ROWS, ROWS, True, 8, 34, Reach(256, True)),
+    PassShape(384, ROWS, False, 16, 88, Reach(256, True)),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ pytestmark = [
 ]
 BOTH = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 ROWS = 64
-ZEROS = 100
-"""Index of the first adapter whose B is zero; each row may have one of its own."""
+ZEROS = (100, 100 + ROWS, 100 + 2 * ROWS)
+"""Indices of the first adapters whose B is zero, by reach; each row may have one of each."""
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +101,20 @@ class Logits:
 
 
 def with_zeros(driver, model, dtype):
-    """Enters adapters without effect, one for each row, that share one run."""
-    full = model.adapters["r64"]
-    zero = replace(
-        full, modules={m: replace(w, b=torch.zeros_like(w.b)) for m, w in full.modules.items()}
-    )
-    start = driver.next_run
-    driver.put_adapter(ZEROS, zero, dtype)
-    layout = zero.layout()
-    driver.plan(entries=tuple(TableEntry(ZEROS + i, start, layout) for i in range(1, ROWS)))
+    """Enters adapters without effect, one for each row and reach; those of a reach share a run."""
+    names = {m.id: m.name for m in model.spec.modules.modules}
+    small, large = model.adapters["r8"], model.adapters["r64"]
+    attention = {m: w for m, w in small.modules.items() if "self_attn" in names[m]}
+    assert 0 < len(attention) < len(small.modules)
+    of_reach = (large, small, replace(small, modules=attention))
+    for first, full in zip(ZEROS, of_reach, strict=True):
+        zero = replace(
+            full, modules={m: replace(w, b=torch.zeros_like(w.b)) for m, w in full.modules.items()}
+        )
+        start = driver.next_run
+        driver.put_adapter(first, zero, dtype)
+        layout = zero.layout()
+        driver.plan(entries=tuple(TableEntry(first + i, start, layout) for i in range(1, ROWS)))
 
 
 @BOTH
@@ -127,9 +133,9 @@ def test_adapters_without_effect_give_the_bits_of_the_base_in_every_graph(
     reached = set()
     for counts in decode_and_mixed(sequences):
         base = Logits.of(driver, counts)
-        for num_adapters in (1, 2, 6, 8, 12, 16, 20, 40, ROWS):
+        for first, num_adapters in product(ZEROS, (1, 2, 6, 8, 12, 16, 20, 40, ROWS)):
             for i, sequence in enumerate(counts):
-                driver.adapter_of[sequence.row] = ZEROS + i % num_adapters
+                driver.adapter_of[sequence.row] = first + i % num_adapters
             found = Logits.of(driver, counts)
             reached.add(found.shape)
             assert torch.equal(bits(found.rows), bits(base.rows)), found.shape
@@ -142,9 +148,10 @@ def reachable(buckets):
     of_tokens = {}
     for shape in buckets.shapes():
         if shape.has_adapters:
-            of_tokens.setdefault((shape.decode, shape.tokens), set()).add(shape)
+            key = (shape.decode, shape.tokens, shape.reach)
+            of_tokens.setdefault(key, set()).add(shape)
     found = set()
-    for (decode, tokens), shapes in of_tokens.items():
+    for (decode, tokens, _), shapes in of_tokens.items():
         rows = min(ROWS, tokens)
         most = rows + (tokens - rows) // MIXED_BLOCK_ROWS
         enough = min(s.num_blocks for s in shapes if s.num_blocks >= most)
@@ -178,7 +185,7 @@ def test_a_row_whose_adapter_has_no_effect_among_others(models, runners, dtype):
         for others in ([NO_ADAPTER], [0], [NO_ADAPTER, 0, 1, 2]):
             of = {s: int(rng.choice(others)) for s in sequences[:num]}
             outputs = []
-            for own in (ZEROS, NO_ADAPTER):
+            for own in (ZEROS[0], NO_ADAPTER):
                 driver.adapter_of.update({s.row: a for s, a in of.items()})
                 driver.adapter_of[sequences[num // 2].row] = own
                 outputs.append(Logits.of(driver, dict.fromkeys(of, 1)))

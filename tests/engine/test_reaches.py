@@ -1,0 +1,48 @@
+"""What an adapter reaches, against its modules' names."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.adapters.layout import ModuleShape, layout
+from engine.buckets import Reach
+from engine.model.modules import module_table
+from engine.plan import TableEntry
+from engine.reaches import Reaches
+
+TABLE = module_table(num_layers=2, hidden=64, intermediate=96, q_out=64, kv_out=32, vocab=100)
+IDS = st.dictionaries(st.sampled_from(range(len(TABLE.modules))), st.integers(1, 40))
+
+
+@given(st.lists(IDS, min_size=1, max_size=4), st.data())
+def test_a_batch_reaches_what_its_adapters_do(adapters, data):
+    reaches = Reaches(len(adapters) + 1, TABLE)
+    # What was there before leaves nothing behind.
+    before = layout({m.id: ModuleShape(50, 1.0) for m in TABLE.modules}, TABLE)
+    reaches.note(TableEntry(i, 1, before) for i in range(len(adapters)))
+    reaches.note(
+        TableEntry(i, 1, layout({m: ModuleShape(r, 1.0) for m, r in ranks.items()}, TABLE))
+        for i, ranks in enumerate(adapters)
+    )
+    batch = data.draw(st.lists(st.integers(-1, len(adapters)), max_size=6))
+    used = [adapters[i] for i in batch if 0 <= i < len(adapters)]
+    names = {m.id: m.name for m in TABLE.modules}
+    inner = [
+        (names[m], rank) for ranks in used for m, rank in ranks.items() if m != TABLE.lm_head.id
+    ]
+    want = Reach(
+        max((rank for _, rank in inner), default=0),
+        any("self_attn" not in name for name, _ in inner),
+    )
+    assert reaches.of(np.array(batch, np.int64)) == want
+    assert reaches.any_on_head(batch) == any(TABLE.lm_head.id in ranks for ranks in used)
+
+
+def test_an_adapter_that_is_gone_reaches_nothing():
+    reaches = Reaches(3, TABLE)
+    reaches.note([TableEntry(1, 1, layout({4: ModuleShape(8, 1.0)}, TABLE))])
+    assert reaches.of(np.array([1])) == Reach(8, True)
+    reaches.note([TableEntry(1, 0, None)])
+    assert reaches.of(np.array([1, -1])) == Reach()
