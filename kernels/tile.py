@@ -161,8 +161,8 @@ def with_term(
     """[M, BN] float32: factor [M] times (y + the term of one module), plus the term's bias.
 
     y: columns `cols` of the module's output. first_b, first_h: `weights` of B and `part_sums` of
-    the first `ranks_at_once`; loaded by the caller ahead of everything else, since each product here
-    waits for all loads before it. part points at the module's slice.
+    the first `ranks_at_once`; loaded by the caller ahead of everything else, since each product
+    here waits for all loads before it. part points at the module's slice.
     """
     acc = spread(first_h, first_b, M, EXACT)
     RB: tl.constexpr = ranks_at_once(RCAP, M)

@@ -138,7 +138,7 @@ def rank_cases(shape: Shape, max_rank: int) -> Iterator[Case]:
             adapters,
             owners,
             block_rows=block_rows_for(RANKS_ROWS, RANKS_ADAPTERS),
-            max_rank=max(RANKS),
+            max_rank=max_rank,
         )
         _, without, with_adapters = milliseconds([g.graph for g in (*base, graph)])
         ms = with_adapters - without
