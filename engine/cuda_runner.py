@@ -25,6 +25,7 @@ from engine.model.weights import Weights, load_weights
 from engine.pass_costs import EXACT, PassCosts
 from engine.plan import StepPlan, StepResult
 from engine.rehearsal import Rehearsal
+from kernels.compiling import Compilers
 
 log = logging.getLogger("loraplex.device")
 
@@ -69,6 +70,8 @@ class CudaRunner:
     ) -> None:
         torch.set_num_threads(config.model.threads)
         device = cuda_device()
+        # They start while all else is made.
+        compilers = Compilers() if captures else None
         meter = _Meter(device)
         weights = weights.to(device)
         meter.note()
@@ -83,8 +86,8 @@ class CudaRunner:
         self._ends: list[torch.cuda.Event | None] = [None] * self._num_slots
         self._replay: Replay = self._pass
         meter.note()
-        if captures:
-            self._replay = _Captured(self._pass, self._stream)
+        if compilers is not None:
+            self._replay = _Captured(self._pass, self._stream, compilers)
         meter.note()
         memory = arena.settle(meter.read(arena.taken_bytes))
         self.memory: DeviceMemory | None = memory
@@ -193,15 +196,23 @@ class _Meter:
 class _Captured:
     """The graphs of a pass."""
 
-    def __init__(self, of: DevicePass, stream: torch.cuda.Stream) -> None:
+    def __init__(self, of: DevicePass, stream: torch.cuda.Stream, compilers: Compilers) -> None:
         shapes = of.buckets.shapes()
         samples = sorted({shape.samples for shape in shapes}, reverse=True)
+
+        def enqueue_all() -> None:
+            for shape in shapes:
+                of.forward(shape)
+            for num in samples:
+                of.add_head_term(num)
+                of.choose(num)
+
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            compilers.compile(enqueue_all)
         self._passes: Graphs[PassShape] = Graphs(stream)
         self._head_terms: Graphs[int] = Graphs(stream)
         self._choices: Graphs[int] = Graphs(stream)
-        self._passes.capture(
-            shapes, of.forward, lambda shape: (shape.decode, shape.block_rows, shape.reach.rank)
-        )
+        self._passes.capture(shapes, of.forward)
         self._head_terms.capture(samples, of.add_head_term)
         self._choices.capture(samples, of.choose)
 

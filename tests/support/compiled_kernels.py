@@ -24,6 +24,7 @@ from engine.device_batch import TILE_TOKENS, tiles_of
 from engine.model.cuda_backbone import CudaBackbone, Inputs, Limits
 from kernels.biases import add_biases
 from kernels.blocks import RowBlocks
+from kernels.compiler import Target
 from kernels.moves import move_pages
 from kernels.paged_attention import Tiles
 from kernels.sampling import sample
@@ -38,22 +39,6 @@ SHAPES = (
     PassShape(ROWS, ROWS, True, 8, 34, Reach(256, True)),
     PassShape(384, ROWS, False, 16, 88, Reach(256, True)),
 )
-
-
-class Target:
-    """As Triton's driver of a GPU of that compute capability, which it only asks what it is."""
-
-    def __init__(self, capability: int) -> None:
-        self._target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 class Compiled(dict[int, dict[str, Any]]):
@@ -116,7 +101,7 @@ def launches() -> None:
 
 def compiled(capability: int) -> Iterator[dict[str, Any]]:
     """Of each kernel that `launches` launches, the words of the module."""
-    driver.set_active(Target(capability))
+    driver.set_active(Target(GPUTarget("cuda", capability, 32)))
     found = Compiled()
     JITFunction.__getitem__ = lambda kernel, grid: (
         lambda *args, **constants: found.launch(kernel, *args, grid=grid, **constants)
