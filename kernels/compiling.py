@@ -50,11 +50,6 @@ class Launch:
     kernel: str
     words: str
 
-    @property
-    def types(self) -> str:
-        """What a launcher is made for."""
-        return f"{self.module}.{self.kernel} {json.loads(self.words)['signature']}"
-
     def compile(self) -> None:
         """Into this process and Triton's cache on disk, unless the cache has it."""
         compiled = getattr(import_module(self.module), self.kernel).preload(self.words)
@@ -65,13 +60,14 @@ class Launch:
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[Launch]]:
-    """What is launched meanwhile and isn't compiled yet. No launch has any effect."""
-    noted: list[Launch] = []
+def noting(*told: Callable[[Launch], object]) -> Iterator[None]:
+    """Calls `told` with what is launched meanwhile and isn't compiled yet, once each. No launch
+    has any effect."""
     taken: list[tuple[dict[str, Any], str]] = []
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        noted.append(Launch(fn.module, fn.name, compile["specialization_data"]))
+        for tell in told:
+            tell(Launch(fn.module, fn.name, compile["specialization_data"]))
         compiled = fn.jit_function.device_caches[compile["device"]][0]
         compiled[key] = NOTED
         taken.append((compiled, key))
@@ -84,7 +80,7 @@ def noting() -> Iterator[list[Launch]]:
 
     JITFunction.run, knobs.runtime.jit_cache_hook = look_up, note
     try:
-        yield noted
+        yield
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = run, hook
         for compiled, key in taken:
@@ -112,7 +108,7 @@ class Compilers:
             num_processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
         settle_keys()
         self._num_threads = num_threads
-        self._left: queue.Queue[Launch] = queue.Queue()
+        self._left: queue.Queue[Launch | None] = queue.Queue()
         self._processes: list[subprocess.Popen[str]] = []
         of = driver.active.get_current_target()
         target = json.dumps((of.backend, of.arch, of.warp_size))
@@ -132,48 +128,45 @@ class Compilers:
         its inputs must be harmless then too.
         """
         started = time.perf_counter()
-        with noting() as noted:
-            launch()
-        found = time.perf_counter()
-        num = len(self._processes)
-        by_processes = self._compile(noted)
-        log.info(
-            "Found %d kernels in %.1f s, compiled them in %.1f s, %d of them by %d processes.",
-            len(noted),
-            found - started,
-            time.perf_counter() - found,
-            by_processes,
-            num,
-        )
-
-    def close(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.communicate()
-        self._processes.clear()
-
-    def _compile(self, launches: list[Launch]) -> int:
-        """How many of them the processes did, which have ended then."""
-        for launch in _new_types_first(launches):
-            self._left.put(launch)
+        noted: list[Launch] = []
         done: list[Launch] = []
-        threads = [threading.Thread(target=self._work) for _ in range(self._num_threads)]
-        threads += [
+        threads = [
             threading.Thread(target=self._hand_over, args=(process, done))
             for process in self._processes
         ]
-        for thread in threads:
-            thread.start()
-        self._left.join()
-        # Those that were still starting are not waited for.
+        here = [threading.Thread(target=self._work) for _ in range(self._num_threads)]
+        try:
+            for thread in threads:
+                thread.start()
+            with noting(noted.append, self._left.put):
+                launch()
+            looked = time.perf_counter()
+            # Not before: while launches are noted, nothing is compiled in this process.
+            for thread in here:
+                thread.start()
+                threads.append(thread)
+            self._left.join()
+        finally:
+            self._end(threads)
+        log.info(
+            "Found %d kernels in %.1f s, compiled them in %.1f s more, %d of them by %d processes.",
+            len(noted),
+            looked - started,
+            time.perf_counter() - looked,
+            len(done),
+            len(self._processes),
+        )
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        """Processes that are still starting are not waited for."""
         for process in self._processes:
             process.kill()
+        for _ in threads:
+            self._left.put(None)
         for thread in threads:
             thread.join()
-        self.close()
-        return len(done)
+        for process in self._processes:
+            process.communicate()
 
     def _work(self) -> None:
         """Compile here what is left."""
@@ -200,19 +193,9 @@ class Compilers:
                 return
 
     def _taken(self) -> Iterator[Launch]:
-        """What is left, one after another, until nothing is."""
-        while True:
-            try:
-                launch = self._left.get_nowait()
-            except queue.Empty:
-                return
+        """What is left, one after another, until there will be no more."""
+        while (launch := self._left.get()) is not None:
             try:
                 yield launch
             finally:
                 self._left.task_done()
-
-
-def _new_types_first(launches: list[Launch]) -> list[Launch]:
-    """So that no two processes make the same launcher, as long as there are others to be made."""
-    first = {launch.types: launch for launch in reversed(launches)}
-    return [*first.values(), *(of for of in launches if of is not first[of.types])]

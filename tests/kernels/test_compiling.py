@@ -22,6 +22,7 @@ def launched_after(case: str, cache: Path) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout)
@@ -38,6 +39,11 @@ def test_no_launch_compiles_anything(case: str, tmp_path: Path) -> None:
 
 def test_what_nobody_could_compile_is_compiled_where_it_is_launched(tmp_path: Path) -> None:
     assert launched_after("nowhere", tmp_path)["again"] == NOTED
+
+
+def test_launches_that_fail_leave_neither_processes_nor_a_trace(tmp_path: Path) -> None:
+    found = launched_after("interrupted", tmp_path)
+    assert sorted(found["disk"] + found["again"]) == sorted(NOTED)
 
 
 def test_a_process_agrees_on_keys_whatever_it_compiles_first(tmp_path: Path) -> None:

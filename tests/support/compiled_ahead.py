@@ -6,6 +6,7 @@ launched, and those found on disk. A launch here is Triton's `warmup`: there is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kernels.compiler import Target
-from kernels.compiling import Compilers, noting, settle_keys
+from kernels.compiling import Compilers, Launch, noting, settle_keys
 from kernels.gate import silu_gate
 from kernels.norm import norm_rows
 from kernels.residual import add_residual, squares_of
@@ -53,6 +54,13 @@ def all_of_them() -> None:
     norm_rows(rows(32, 512), rows(8, dtype=torch.int64), rows(512), 1e-5, rows(8, 512))
 
 
+def noted_launches() -> list[Launch]:
+    noted: list[Launch] = []
+    with noting(noted.append):
+        all_of_them()
+    return noted
+
+
 def in_all() -> None:
     """By two processes and a thread, whoever comes first."""
     Compilers(num_processes=2, num_threads=1).compile(all_of_them)
@@ -72,12 +80,22 @@ def nowhere() -> None:
     JITFunction.preload = preload
 
 
+def interrupted() -> None:
+    """What launches fails."""
+
+    def fail() -> None:
+        gate()
+        raise InterruptedError
+
+    with contextlib.suppress(InterruptedError):
+        Compilers(num_processes=2, num_threads=2).compile(fail)
+
+
 def in_another_order() -> None:
     """By a process that comes to the residual first; here the gate does, which shares functions
     with it. The process is told of a kernel that isn't there, too."""
     settle_keys()
-    with noting() as noted:
-        all_of_them()
+    noted = noted_launches()
     missing = replace(noted[0], kernel="missing")
     lines = [json.dumps(astuple(each)) for each in (missing, *reversed(noted))]
     target = json.dumps(("cuda", CAPABILITY, 32))
@@ -92,14 +110,16 @@ def in_another_order() -> None:
     assert answers == ["ready", "failed", *["done"] * len(noted)], answers
 
 
-CASES = {case.__name__: case for case in (in_all, without_processes, nowhere, in_another_order)}
+CASES = {
+    case.__name__: case
+    for case in (in_all, without_processes, nowhere, interrupted, in_another_order)
+}
 
 
 def main(case: str) -> None:
     """The case, then the launches themselves."""
     driver.set_active(Target(GPUTarget("cuda", CAPABILITY, 32)))
-    with noting() as noted:
-        all_of_them()
+    noted = noted_launches()
     CASES[case]()
     found: dict[str, list[str]] = {
         "noted": [each.kernel for each in noted],
