@@ -33,7 +33,7 @@ from kernels import tile
 log = logging.getLogger("loraplex.kernels")
 
 MOST_PROCESSES = 16
-"""Each takes some 300 MB and, before it is of use, two to four seconds of a core."""
+"""Each takes some 400 MB and, before it is of use, two to four seconds of a core."""
 THREADS = 4
 DONE = "done"
 """What a process answers where it has compiled a kernel, see `kernels.compiler`."""
