@@ -19,14 +19,22 @@ from engine.types import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """num_in_row: loads of a version that have failed one after another. permanent: no new try can
-    mend it. stays: nor can anybody by mending its object."""
+    """num_in_row: loads of a version that have failed one after another. until_s: nobody tries
+    again before. stays: nobody can mend it by mending its object."""
 
     error: ErrorInfo
     num_in_row: int
     until_s: float
-    permanent: bool
     stays: bool
+
+    def told(self, now: float) -> ErrorInfo:
+        """The error as a request is told it. One that may pass says to come back once it is
+        forgotten, since nobody tries sooner, or when the store has asked to, if that is later. One
+        that lasts says no time: that alone mends nothing, however long it is remembered."""
+        asked_s = self.error.retry_after_s
+        if asked_s is None:
+            return self.error
+        return replace(self.error, retry_after_s=max(asked_s, self.until_s - now))
 
 
 class Failures:
@@ -49,15 +57,14 @@ class Failures:
     def add(
         self, key: str, error: ErrorInfo, permanent: bool, now: float, *, stays: bool = False
     ) -> ErrorInfo:
-        """The error as those are told it who have waited for this load. One that may pass says to
-        come back once it is forgotten, at the earliest: sooner, nobody would try again."""
+        """The error as those are told it who have waited for this load."""
         oldest = now - self._max_ttl_s  # a row ends with a success, or when it is long ago
         self._failures = {k: f for k, f in self._failures.items() if f.until_s > oldest}
         before = self._failures.get(key)
         num = 1 if before is None else before.num_in_row + 1
         ttl_s = self._permanent_ttl_s if permanent else self._backoff_s(key, num)
-        self._failures[key] = Failure(error, num, now + ttl_s, permanent, stays)
-        return error if error.retry_after_s is None else _later(error, ttl_s)
+        self._failures[key] = Failure(error, num, now + ttl_s, stays)
+        return self._failures[key].told(now)
 
     def succeeded(self, key: str) -> None:
         self._failures.pop(key, None)
@@ -69,12 +76,9 @@ class Failures:
             del self._failures[key]
 
     def get(self, key: str, now: float) -> ErrorInfo | None:
-        """The error as a request is told it that comes later. It says when the next one has the
-        version loaded anew, whatever the cause: nobody has looked since whether it is mended."""
+        """The error as those are told it who come later; None: the next has it loaded anew."""
         failure = self._failures.get(key)
-        if failure is None or now >= failure.until_s:
-            return None
-        return failure.error if failure.permanent else _later(failure.error, failure.until_s - now)
+        return None if failure is None or now >= failure.until_s else failure.told(now)
 
     def _backoff_s(self, key: str, num_in_row: int) -> float:
         doublings = min(num_in_row - 1, 32)
@@ -82,11 +86,6 @@ class Failures:
             return self._ttl_s
         spread = crc32(f"{key} {num_in_row}".encode()) / (1 << 32)
         return min(self._max_ttl_s, self._ttl_s * 2.0**doublings) * (1 - spread / 2)
-
-
-def _later(error: ErrorInfo, seconds: float) -> ErrorInfo:
-    """To come back in so long, or when the store has asked to, if that is later."""
-    return replace(error, retry_after_s=max(error.retry_after_s or 0.0, seconds))
 
 
 def unfit(ref: AdapterRef, num_bytes: int, pool: HostPool, arena: Arena) -> ErrorInfo | None:

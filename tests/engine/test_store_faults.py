@@ -107,6 +107,9 @@ def go_on(world, proxy, refs, faults):
     world.run("neighbour", "again")
     assert neighbour.finish is FinishReason.LENGTH
     assert (again.error is None) == (cold.error is None), "a failure is remembered"
+    if cold.error is not None and again.error is not None:
+        tells_when = [error.retry_after_s is not None for error in (cold.error, again.error)]
+        assert tells_when[0] == tells_when[1], "and told alike to who waited and who comes later"
     world.engine.abort("stream")
     return cold
 

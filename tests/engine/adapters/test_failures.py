@@ -27,7 +27,7 @@ def held_s(memory, key, now):
 
 def test_who_comes_meanwhile_is_told_the_error_and_when_to_come_back():
     memory = failures()
-    memory.add("a", PASSES, False, now=10.0)
+    assert memory.add("a", PASSES, False, now=10.0) == replace(PASSES, retry_after_s=2.0)
     told = memory.get("a", 10.5)
     assert (told.code, told.message, told.retry_after_s) == (PASSES.code, PASSES.message, 1.5)
     assert memory.get("a", 11.9).retry_after_s == 1.0, "never sooner than the store asked for"
@@ -35,12 +35,12 @@ def test_who_comes_meanwhile_is_told_the_error_and_when_to_come_back():
     assert memory.get("b", 10.5) is None
 
 
-def test_what_a_new_try_does_not_mend_says_no_time_but_to_who_comes_later():
-    """He learns when somebody looks again: an operator may have mended it."""
+def test_what_a_new_try_does_not_mend_says_no_time_to_anybody():
+    """Whoever waited for the load and whoever comes later are told alike: which of them a request
+    is, the client can't know."""
     for error in (LASTS, ObjectMissing("x").info(), AdapterCorrupt("x").info()):
         memory = failures()
-        assert memory.add("a", error, False, now=0.0) == error
-        assert memory.get("a", 1.5) == replace(error, retry_after_s=0.5)
+        assert memory.add("a", error, False, now=0.0) == error == memory.get("a", 1.5)
         assert held_s(memory, "a", 0.0) == 2.0
 
 
