@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
+from engine.core_stats import Measures
 from engine.histogram import ADAPTERS, SECONDS, STEP_SECONDS, Histogram
-from engine.messages import Measures
 from engine.plan import NO_ADAPTER, StepPlan
 from engine.prefix import PrefixTree
 from engine.sequence import Sequence

@@ -15,11 +15,12 @@ from engine.accounts import Accounts
 from engine.adapters.cache import AdapterCache
 from engine.arena import Arena
 from engine.config import EngineConfig
+from engine.core_stats import CoreStats, Measures
 from engine.counters import Counters
 from engine.exchange import ServiceExchange
 from engine.holdings import Holdings
 from engine.measuring import Measuring
-from engine.messages import CoreStats, Drop, LoadDone, Measures, SequenceOutput, SetLimits
+from engine.messages import Drop, LoadDone, SequenceOutput, SetLimits
 from engine.pacing import Pacing
 from engine.page_shares import PageShares
 from engine.pages import NO_PLAN

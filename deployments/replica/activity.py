@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.core_stats import CoreStats, Measures
 from engine.histogram import Counts
-from engine.messages import CoreStats, Measures
 from engine.tenant_load import TenantLoad
 from engine.usage import TenantUsage
 

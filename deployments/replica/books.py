@@ -18,8 +18,8 @@ from typing import Any
 
 from deployments.replica.activity import Activity
 from deployments.replica.shared_service import ServiceBook
+from engine.core_stats import CoreStats, Measures
 from engine.errors import InvalidRequest
-from engine.messages import CoreStats, Measures
 from engine.usage import TenantUsage
 
 USAGE_VERSION = 1

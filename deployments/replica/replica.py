@@ -41,9 +41,10 @@ from deployments.telemetry.logs import about_request, begin_request
 from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import replica_spans
 from engine.adapters.residency import ResidencyTable
+from engine.core_stats import CoreStats
 from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
 from engine.log_lines import fields, log_as_json
-from engine.messages import CoreStats, Drop, Output, Ready
+from engine.messages import Drop, Output, Ready
 from engine.types import Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")

@@ -33,7 +33,7 @@ COPIED = (
     "free_pages",
     "held_pages",
 )
-"""Of a replica's counters (`engine.messages.CoreStats`)."""
+"""Of a replica's counters (`engine.core_stats.CoreStats`)."""
 
 
 def service_status(replicas: Sequence[Values], at_s: float, max_tenants: int) -> dict[str, Any]:

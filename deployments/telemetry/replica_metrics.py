@@ -14,7 +14,8 @@ from deployments.telemetry.instrument import Where
 from deployments.telemetry.metering import Metering, adapter_name, metering
 from deployments.telemetry.section import TelemetrySection
 from engine.adapters.residency import ResidencyTable
-from engine.messages import CoreStats, Measures, Output, Ready
+from engine.core_stats import CoreStats, Measures
+from engine.messages import Output, Ready
 from engine.usage import TenantUsage
 
 

@@ -22,9 +22,10 @@ from engine.config import (
     ScheduleConfig,
     StoreConfig,
 )
+from engine.core_stats import CoreStats
 from engine.engine import Engine, build_engine
 from engine.fake_runner import KV_BYTES_PER_TOKEN, FakeRunner, counter_token
-from engine.messages import Abort, CoreStats, Load, LoadDone, Output, SequenceOutput
+from engine.messages import Abort, Load, LoadDone, Output, SequenceOutput
 from engine.pass_costs import PassCosts
 from engine.plan import Span
 from engine.types import AdapterRef, FinishReason, Request, Tenant

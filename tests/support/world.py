@@ -16,10 +16,11 @@ from engine.config import (
     ScheduleConfig,
     StoreConfig,
 )
+from engine.core_stats import CoreStats, Measures
 from engine.engine import Engine, build_engine
 from engine.errors import ErrorInfo
 from engine.fake_runner import FIRST_TOKEN
-from engine.messages import CoreStats, Discard, Load, LoadDone, Measures, Output
+from engine.messages import Discard, Load, LoadDone, Output
 from engine.plan import StepPlan
 from engine.timeline import Wait
 from engine.types import AdapterRef, FinishReason, Request, Tenant

@@ -17,7 +17,7 @@ from deployments.command_line.top_figures import figures
 from deployments.command_line.top_view import view
 from deployments.replica.activity import KEPT, Activity
 from deployments.rest.service_status import COPIED, service_status
-from engine.messages import CoreStats
+from engine.core_stats import CoreStats
 from engine.tenant_load import TenantLoad
 from engine.usage import TenantUsage
 from tests.support.ingress import World, bearer

@@ -18,8 +18,8 @@ from deployments.control.usage_ledger import GONE, GONE_S, MAX_GONE, USAGE, Usag
 from deployments.registry import open_registry
 from deployments.registry.registry import Registry
 from deployments.replica.books import FIELDS, Books
+from engine.core_stats import CoreStats
 from engine.errors import InvalidRequest, Unavailable
-from engine.messages import CoreStats
 from engine.usage import TenantUsage
 from tests.support.ingress import InProcess, World, bearer, error_of
 from tests.support.virtual import VirtualClock
