@@ -11,10 +11,9 @@ servers that have it, or with what they hadn't yet put on their disks if they st
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -23,6 +22,7 @@ import redis
 from redis.exceptions import RedisError
 
 from deployments.registry import redis_scripts as scripts
+from deployments.registry.redis_blobs import grouped, read_entry, to_blob, written
 from deployments.registry.redis_client import RETRY_AFTER_S, RedisClient, check_server, run
 from deployments.registry.redis_url import RedisSettings
 from deployments.registry.registry import Changes, Entry, Event, Gone, Listing, epoch_start
@@ -72,10 +72,10 @@ class RedisRegistry:
 
     def get(self, key: str) -> Entry | None:
         reply = self._read(scripts.GET, key)
-        return None if reply[1] is None else _entry(key, reply[1])
+        return None if reply[1] is None else read_entry(key, reply[1])
 
     def put(self, key: str, value: Mapping[str, Any], expected_rev: int | None) -> int:
-        return self._write("put", key, _text(value), expected_rev)
+        return self._write("put", key, written(value), expected_rev)
 
     def delete(self, key: str, expected_rev: int | None) -> int:
         return self._write("delete", key, "", expected_rev)
@@ -97,8 +97,8 @@ class RedisRegistry:
             reply = self._read(scripts.CHANGES, since, PAGE)
             if reply[0] == "gone":
                 return Gone()
-            for key, rev, blob in _grouped(reply[2:], 3):
-                found = None if blob is None else _entry(key, blob)
+            for key, rev, blob in grouped(reply[2:], 3):
+                found = None if blob is None else read_entry(key, blob)
                 value = None if found is None else found.value
                 newest[key] = Event(key, value, int(rev) if found is None else found.rev)
             reached, since = int(reply[1]) - since < PAGE, int(reply[1])
@@ -108,7 +108,7 @@ class RedisRegistry:
         rev: Any = self._client.call(lambda connection, _: connection.hget(self._keys[0], "rev"))
         start = epoch_start(int(rev or 0), self._clock())
         numbered = enumerate(values, start=1)
-        blobs = ((key, f"{start + n} {_text(value)}") for n, (key, value) in numbered)
+        blobs = ((key, to_blob(start + n, value)) for n, (key, value) in numbered)
         reply = self._switch(blobs, start, ())
         if reply[0] == "moved":
             raise self._unsteady()
@@ -119,7 +119,7 @@ class RedisRegistry:
         state, entries, order, feed = self._client.call(self._everything)
         rev, epoch = int(state["rev"]), int(state["epoch"])
         assert sorted(entries, key=str.encode) == order, "order"
-        assert all(0 < int(blob.split(" ", 1)[0]) <= rev for blob in entries.values()), "revision"
+        assert all(0 < read_entry(key, it).rev <= rev for key, it in entries.items()), "revision"
         revs = [r for r in (int(at.split("-")[0]) for at, _ in feed) if r >= epoch]
         assert revs == list(range(rev - len(revs) + 1, rev + 1)), "the feed has a hole"
 
@@ -145,7 +145,7 @@ class RedisRegistry:
             first = first or reply[:3]
             if reply[2] != first[2]:
                 return None
-            page = [_entry(key, blob) for key, blob in _grouped(reply[3:], 2)]
+            page = [read_entry(key, blob) for key, blob in grouped(reply[3:], 2)]
             entries += page
             if len(page) < size or len(entries) == limit:
                 return Listing(tuple(entries), int(first[1]))
@@ -225,7 +225,7 @@ class RedisRegistry:
             return
         if listing is not None:
             migrated = (
-                (e.key, f"{e.rev} {_text(self._schema.migrated(e.key, e.value, found))}")
+                (e.key, to_blob(e.rev, self._schema.migrated(e.key, e.value, found)))
                 for e in listing.entries
             )
             self._switch(migrated, 0, (found, listing.rev))
@@ -292,16 +292,3 @@ def _stage(staged: tuple[str, str], page: dict[Any, Any], connection: redis.Redi
     for key in staged:
         pipe.expire(key, STAGED_S)
     pipe.execute()
-
-
-def _entry(key: str, blob: str) -> Entry:
-    rev, text = blob.split(" ", 1)
-    return Entry(key, json.loads(text), int(rev))
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
-
-
-def _grouped(flat: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (flat[i : i + size] for i in range(0, len(flat), size))
