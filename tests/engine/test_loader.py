@@ -14,7 +14,6 @@ import threading
 import pytest
 import torch
 
-from engine.adapters.folder_store import FolderStore
 from engine.adapters.layout import AdapterLayout
 from engine.adapters.store import MANIFEST, TENSORS, object_prefix
 from engine.channel import Channel
@@ -24,27 +23,10 @@ from engine.loader import Loader, serve
 from engine.messages import Load
 from tests.support.peft_folders import lora_tensors, module_names, peft_config
 from tests.support.published import make_keeping
+from tests.support.remote_stores import GateStore, RemoteStore
 
 GUARD = b"\xaa"
 HOST_BYTES = 1 << 16
-
-
-class RemoteStore(FolderStore):
-    """Objects that must be fetched. `failing` says what to raise instead of reading."""
-
-    def __init__(self, root):
-        super().__init__(root)
-        self.failing = None
-        self.reads = []
-
-    def local_path(self, key):
-        return None
-
-    def open(self, key, start=0, etag=""):
-        if self.failing is not None:
-            raise self.failing
-        self.reads.append(key)
-        return super().open(key, start, etag)
 
 
 @pytest.fixture
@@ -281,26 +263,6 @@ def test_a_store_that_fails_is_ours_to_mend(keeping, host, failure, code):
 
 
 # Several at once ----------------------------------------------------------------------------------
-class GateStore(RemoteStore):
-    """Counts the reads in progress and holds them at a gate."""
-
-    def __init__(self, root):
-        super().__init__(root)
-        self.entered = threading.Semaphore(0)
-        self.gate = threading.Event()
-        self.inside = 0
-        self.most = 0
-        self.lock = threading.Lock()
-
-    def open(self, key, start=0, etag=""):
-        with self.lock:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-        self.entered.release()
-        self.gate.wait()
-        with self.lock:
-            self.inside -= 1
-        return super().open(key, start, etag)
 
 
 def test_loads_run_together_and_no_more_than_allowed(keeping, host):

@@ -21,9 +21,10 @@ from deployments.registry.records import (
     key_key,
     tenant_key,
 )
-from deployments.registry.registry import Event, Gone
-from engine.errors import Conflict, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from deployments.registry.registry import Event
+from engine.errors import Conflict, NotFound, PermissionDenied, Unauthenticated
 from tests.support.memory_control import publish
+from tests.support.watched_registry import Watched
 
 
 class Clock:
@@ -31,32 +32,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Watched:
-    """A registry that counts `get` and can be away or forget its feed."""
-
-    single_host = True
-
-    def __init__(self, registry):
-        self.inner = registry
-        self.gets = 0
-        self.refused = 0
-        self.away = False
-        self.forgets = False
-
-    def get(self, key):
-        self.gets += 1
-        return self.inner.get(key)
-
-    def list(self, prefix, **page):
-        return self.inner.list(prefix, **page)
-
-    def changes(self, since):
-        if self.away:
-            self.refused += 1
-            raise Unavailable("away")
-        return Gone() if self.forgets else self.inner.changes(since)
 
 
 @pytest.fixture
