@@ -7,6 +7,7 @@ stream of their own. A failed CUDA call raises out of `launch`, `wait` or `done`
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -70,24 +71,13 @@ class CudaRunner:
     ) -> None:
         torch.set_num_threads(config.model.threads)
         device = cuda_device()
-        # They start while all else is made.
-        compilers = Compilers() if captures else None
         meter = _Meter(device)
-        weights = weights.to(device)
-        meter.note()
-        arena = DeviceArena(config, spec, device)
-        # A slot is free again when the plan before the one in flight has been waited for.
-        self._num_slots = config.schedule.depth + 2
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pass = DevicePass(config, spec, weights, arena.pages, self._num_slots)
-        self._results = torch.zeros(
-            self._num_slots, config.schedule.max_seqs, dtype=torch.int64, pin_memory=True
-        )
-        self._ends: list[torch.cuda.Event | None] = [None] * self._num_slots
-        self._replay: Replay = self._pass
-        meter.note()
-        if compilers is not None:
-            self._replay = _Captured(self._pass, self._stream, compilers)
+        # Its processes start while all else is made.
+        with Compilers() if captures else contextlib.nullcontext() as compilers:
+            arena = self._make_pass(config, spec, weights, device, meter)
+            self._replay: Replay = self._pass
+            if compilers is not None:
+                self._replay = _Captured(self._pass, self._stream, compilers)
         meter.note()
         memory = arena.settle(meter.read(arena.taken_bytes))
         self.memory: DeviceMemory | None = memory
@@ -102,6 +92,29 @@ class CudaRunner:
             self.num_pages,
             self.page_bytes,
         )
+
+    def _make_pass(
+        self,
+        config: EngineConfig,
+        spec: BackboneSpec,
+        weights: Weights,
+        device: torch.device,
+        meter: _Meter,
+    ) -> DeviceArena:
+        """All but graphs: weights, then the arena, the pass and what else it needs."""
+        weights = weights.to(device)
+        meter.note()
+        arena = DeviceArena(config, spec, device)
+        # A slot is free again when the plan before the one in flight has been waited for.
+        self._num_slots = config.schedule.depth + 2
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pass = DevicePass(config, spec, weights, arena.pages, self._num_slots)
+        self._results = torch.zeros(
+            self._num_slots, config.schedule.max_seqs, dtype=torch.int64, pin_memory=True
+        )
+        self._ends: list[torch.cuda.Event | None] = [None] * self._num_slots
+        meter.note()
+        return arena
 
     @classmethod
     def load(cls, config: EngineConfig, host: memoryview | None) -> CudaRunner:

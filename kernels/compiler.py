@@ -7,11 +7,13 @@ kernel is in Triton's cache on disk, or with FAILED, and ends with its input.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from typing import TextIO
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -21,6 +23,7 @@ from triton.runtime.driver import driver
 from kernels.compiling import DONE, Launch, settle_keys
 
 READY, FAILED = "ready", "failed"
+MOST_OOM_SCORE = "1000"
 
 
 class Target:
@@ -39,30 +42,38 @@ class Target:
         return 0
 
 
-def serve(target: GPUTarget, launches: TextIO, answers: TextIO) -> None:
+def serve(target: GPUTarget, launches: Iterable[str], answer: Callable[[str], object]) -> None:
     """Compile what `launches` says, line by line."""
     driver.set_active(Target(target))
     settle_keys()
     # Both are remembered, and take most of a second.
     triton_key()
     make_backend(target).hash()
-    print(READY, file=answers, flush=True)
+    answer(READY)
     for line in launches:
         try:
             Launch(*json.loads(line)).compile()
         except Exception:  # the launch itself will say why
-            print(FAILED, file=answers, flush=True)
+            answer(FAILED)
         else:
-            print(DONE, file=answers, flush=True)
+            answer(DONE)
 
 
 def main() -> None:
     # Ctrl-C at a terminal reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    # Where memory runs out, this process goes first: others, or the launch itself, compile instead.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(MOST_OOM_SCORE)
+    answers = os.dup(sys.stdout.fileno())
     # Whatever else is printed is no answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(GPUTarget(*json.loads(sys.argv[1])), sys.stdin, answers)
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        serve(
+            GPUTarget(*json.loads(sys.argv[1])),
+            sys.stdin,
+            lambda word: os.write(answers, f"{word}\n".encode()),
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
@@ -33,8 +34,11 @@ from kernels import tile
 log = logging.getLogger("loraplex.kernels")
 
 MOST_PROCESSES = 16
-"""Each takes some 400 MB and, before it is of use, two to four seconds of a core."""
+"""Each takes 300 to 400 MB, half of them its own, and, before it is of use, two to four seconds of
+a core."""
 THREADS = 4
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where a container's limit of processors is, if it has one."""
 DONE = "done"
 """What a process answers where it has compiled a kernel, see `kernels.compiler`."""
 NOTED = object()
@@ -99,13 +103,22 @@ def settle_keys() -> None:
             function.cache_key  # noqa: B018
 
 
+def num_cores(quota: Path = QUOTA) -> int:
+    """Whole cores that this process may use, by its affinity and its container's quota; >= 1."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
+        time_us, period_us = map(int, quota.read_text().split())
+        cores = min(cores, time_us // period_us)
+    return max(1, cores)
+
+
 class Compilers:
     """Processes for the kernels of the present GPU, one for each core by default. They start now
-    and are of use later. num_threads: here, at least one."""
+    and are of use later; whoever made them closes them. num_threads: here, at least one."""
 
     def __init__(self, num_processes: int | None = None, num_threads: int = THREADS) -> None:
         if num_processes is None:
-            num_processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+            num_processes = min(num_cores(), MOST_PROCESSES)
         settle_keys()
         self._num_threads = num_threads
         self._left: queue.Queue[Launch | None] = queue.Queue()
@@ -121,8 +134,21 @@ class Compilers:
         except OSError as error:
             log.warning("Only %d processes compile kernels: %s", len(self._processes), error)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes, also those that are still starting. Idempotent."""
+        for process in self._processes:
+            process.kill()
+        while self._processes:
+            self._processes.pop().communicate()
+
     def compile(self, launch: Callable[[], None]) -> None:
-        """Compile what `launch` launches; once, the processes end with it.
+        """Compile what `launch` launches. Once: the processes are closed with it.
 
         Everything else that `launch` does is done, without what our kernels would have written, so
         its inputs must be harmless then too.
@@ -130,6 +156,7 @@ class Compilers:
         started = time.perf_counter()
         noted: list[Launch] = []
         done: list[Launch] = []
+        num_processes = len(self._processes)
         threads = [
             threading.Thread(target=self._hand_over, args=(process, done))
             for process in self._processes
@@ -154,19 +181,21 @@ class Compilers:
             looked - started,
             time.perf_counter() - looked,
             len(done),
-            len(self._processes),
+            num_processes,
         )
 
     def _end(self, threads: list[threading.Thread]) -> None:
-        """Processes that are still starting are not waited for."""
+        """End processes and threads, whatever is left to them."""
         for process in self._processes:
             process.kill()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._left.get_nowait()
         for _ in threads:
             self._left.put(None)
         for thread in threads:
             thread.join()
-        for process in self._processes:
-            process.communicate()
+        self.close()
 
     def _work(self) -> None:
         """Compile here what is left."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import astuple, replace
@@ -81,7 +83,7 @@ def nowhere() -> None:
 
 
 def interrupted() -> None:
-    """What launches fails."""
+    """What launches fails; and what is to be done before it does."""
 
     def fail() -> None:
         gate()
@@ -89,6 +91,16 @@ def interrupted() -> None:
 
     with contextlib.suppress(InterruptedError):
         Compilers(num_processes=2, num_threads=2).compile(fail)
+    with contextlib.suppress(InterruptedError), Compilers(num_processes=2):
+        raise InterruptedError
+    with contextlib.suppress(ChildProcessError):  # that there is none
+        raise AssertionError(f"{os.waitpid(-1, os.WNOHANG)} is left")
+
+
+def killed() -> None:
+    """While its processes start, which then have nobody to tell that they are ready."""
+    Compilers(num_processes=2)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_another_order() -> None:
@@ -112,7 +124,7 @@ def in_another_order() -> None:
 
 CASES = {
     case.__name__: case
-    for case in (in_all, without_processes, nowhere, interrupted, in_another_order)
+    for case in (in_all, without_processes, nowhere, interrupted, killed, in_another_order)
 }
 
 
