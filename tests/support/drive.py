@@ -80,15 +80,22 @@ class Driver:
         return sequence
 
     def put_adapter(self, index: int, adapter: Adapter, dtype: torch.dtype = torch.float32) -> None:
-        """Upload it to a run of pages and enter it into the table."""
+        """Upload it to a run of pages and enter it into the table, by a plan of its own."""
+        self.plan(entries=(self.upload(index, adapter, dtype),))
+
+    def upload(
+        self, index: int, adapter: Adapter, dtype: torch.dtype = torch.float32
+    ) -> TableEntry:
+        """Upload it to a run of pages. Returns what enters it into the table."""
         layout = adapter.layout()
         num_bytes = layout.num_elements * dtype.itemsize
         pack(adapter, layout, dtype, memoryview(self.host)[:num_bytes])
         upload = self.runner.upload(0, num_bytes, self.next_run)
         while not upload.done():
             pass
-        self.plan(entries=(TableEntry(index, self.next_run, layout),))
+        entry = TableEntry(index, self.next_run, layout)
         self.next_run += self.num_run_pages(adapter, dtype)
+        return entry
 
     def num_run_pages(self, adapter: Adapter, dtype: torch.dtype = torch.float32) -> int:
         return -(-adapter.layout().num_elements * dtype.itemsize // self.runner.page_bytes)
@@ -126,9 +133,9 @@ class Driver:
         self.num_plans += 1
         return self.runner.launch(plan).wait(), plan
 
-    def step(self, counts: dict[Sequence, int]) -> None:
+    def step(self, counts: dict[Sequence, int], entries: tuple[TableEntry, ...] = ()) -> None:
         """One pass, committed."""
-        result, plan = self.plan(counts)
+        result, plan = self.plan(counts, entries=entries)
         for span, tokens in zip(plan.spans, result.tokens, strict=True):
             span.sequence.num_computed += span.num_tokens
             span.sequence.tokens += tokens
