@@ -19,9 +19,9 @@ from math import isclose
 from engine.account import Account, Charge
 from engine.config import AccountConfig
 from engine.frontier import Frontier
-from engine.orders import Aged, Turns
 from engine.prices import Prices
 from engine.standings import Standings
+from engine.turns import Aged, Turns
 from engine.types import Tenant
 
 MAX_IDLE = 4096

@@ -95,7 +95,7 @@ class AccountConfig:
     default_output  output tokens expected of a tenant with no history
     locality_slack_tokens  accounts no further apart count as equal
     w_local         seconds per token: how much longer another must have waited than a request whose
-                    adapter is in the batch already (`engine.orders`)
+                    adapter is in the batch already (`engine.turns`)
     local_floor     part of its local share that a tenant keeps however much others serve it
     """
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from engine.accounts import Accounts
 from engine.holdings import Holdings
-from engine.orders import MAX_LOOKS, Turns, locality_score
 from engine.preemption import Preemption
 from engine.queue import WaitingQueue
 from engine.reclaim import Reclaim
@@ -15,6 +14,7 @@ from engine.requests import Requests
 from engine.running import RunningSet
 from engine.sequence import Sequence
 from engine.step import Step
+from engine.turns import MAX_LOOKS, Turns, locality_score
 from engine.upcoming import Upcoming
 
 
@@ -103,7 +103,7 @@ class Prefill:
         )
 
     def _score(self, sequence: Sequence | None, step: Step, in_batch: set[str | None]) -> float:
-        """For choosing between near-equals: see `orders.locality_score`. A turn is waited for
+        """For choosing between near-equals: see `turns.locality_score`. A turn is waited for
         since the last one: how long a request has stood behind its own tenant's others would
         favour whoever asks for most."""
         if sequence is None:

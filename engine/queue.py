@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from engine.orders import Ages, Entries
 from engine.sequence import Sequence
+from engine.turns import Ages, Entries
 
 Key = str | None
 Fifo = OrderedDict[str, Sequence]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from math import inf
 
-from engine.orders import Entries
 from engine.queue import WaitingQueue
 from engine.sequence import Sequence
 from engine.step import Step
+from engine.turns import Entries
 
 
 class Upcoming:
     """As the step stands: half-read prompts are taken out of it as they are served, and once it is
-    closed nobody else has a next one. `age` and `by_age`: see `orders.Aged`."""
+    closed nobody else has a next one. `age` and `by_age`: see `turns.Aged`."""
 
     def __init__(self, step: Step, queue: WaitingQueue) -> None:
         self._step = step

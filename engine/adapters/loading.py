@@ -18,8 +18,8 @@ from engine.adapters.quotas import Quotas
 from engine.adapters.version import State, Tier, Version
 from engine.adapters.wanted import Queue, Wanted
 from engine.messages import Load
-from engine.orders import Turns
 from engine.timeline import Journey
+from engine.turns import Turns
 
 MAX_NEAR = 100_000
 LOOK_AGAIN_S = 0.25

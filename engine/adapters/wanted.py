@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from engine.adapters.version import Version
-from engine.orders import Ages, Entries
+from engine.turns import Ages, Entries
 
 Heap = list[tuple[int, str]]
 """(order, key), the least first."""
@@ -57,7 +57,7 @@ class Queue:
         return inf if version is None else version.order
 
     def by_age(self) -> Entries:
-        """See `orders.Aged`."""
+        """See `turns.Aged`."""
         return self._ages.ascending()
 
     def push(self, tenant: str, order: int, key: str) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from engine.accounts import Accounts
 from engine.config import AccountConfig
-from engine.orders import Entries, Turns
 from engine.prices import prices_of
+from engine.turns import Entries, Turns
 from engine.types import Tenant
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")

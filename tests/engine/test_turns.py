@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.orders import MAX_LOOKS, NEAR_EQUALS, Ages, locality_score
+from engine.turns import MAX_LOOKS, NEAR_EQUALS, Ages, locality_score
 from engine.types import Tenant
 from tests.support.accounting import A, B, C, Waiting, accounts, turns_of
 

@@ -87,7 +87,7 @@ class Aged(Protocol):
     """What tenants wait for, by age."""
 
     def age(self, tenant: str) -> float:
-        """The order of its next request: the less, the older; inf where it has none."""
+        """A number of its next request: the less, the older; inf where it has none."""
 
     def by_age(self) -> Entries:
         """Of all tenants that have one, or of some that had; the caller's own. No tenant's entry is
@@ -102,26 +102,26 @@ class Ages:
         self._entries: Entries = []
         self._of: dict[str, float] = {}
 
-    def put(self, tenant: str, order: float | None) -> None:
+    def put(self, tenant: str, age: float | None) -> None:
         """Its number from now on; None: it has none."""
         before = self._of.get(tenant)
-        if order == before:
+        if age == before:
             return
         if before is not None:
             del self._entries[bisect_left(self._entries, (before, tenant))]
-        if order is None:
+        if age is None:
             del self._of[tenant]
         else:
-            self._of[tenant] = order
-            insort(self._entries, (order, tenant))
+            self._of[tenant] = age
+            insort(self._entries, (age, tenant))
 
     def ascending(self) -> Entries:
         """A copy."""
         return self._entries.copy()
 
-    def check(self, orders: dict[str, float]) -> None:
-        assert self._of == orders
-        assert self._entries == sorted((order, tenant) for tenant, order in orders.items())
+    def check(self, ages: dict[str, float]) -> None:
+        assert self._of == ages
+        assert self._entries == sorted((age, tenant) for tenant, age in ages.items())
 
 
 def locality_score(w_local: float, wait_s: float, num_tokens: int, in_batch: bool) -> float:
