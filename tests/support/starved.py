@@ -35,17 +35,13 @@ class Lag:
             before = now
 
 
-def measured(measure: Callable[[int], None], starved_s: float = STARVED_S) -> None:
+def measured(measure: Callable[[int], None]) -> None:
     """`measure`, given the number of the try, asserts what it finds. Where that fails, and somebody
-    had to wait for a processor meanwhile, it is tried again.
-
-    starved_s: so long at least; 0 where it is other processes that may have waited, which is not
-    seen from here, and what would be wrong fails every try.
-    """
+    had to wait for a processor meanwhile, it is tried again."""
     for number in range(MOST_TRIES):
         with Lag() as lag:
             try:
                 return measure(number)
             except AssertionError:
-                if number == MOST_TRIES - 1 or lag.worst_s < starved_s:
+                if number == MOST_TRIES - 1 or lag.worst_s < STARVED_S:
                     raise
