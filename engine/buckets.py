@@ -29,8 +29,12 @@ cuts each product into fewer parts and fills the chip worse: twice the time at 3
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Adapters that a graph serves: rank: the largest, everywhere: not on the projections around
-    attention alone (lm_head apart, which has graphs of its own)."""
+    """Of some adapters together, or the most that a graph serves. lm_head counts in neither: its
+    term has graphs of its own.
+
+    rank        the largest of any module
+    everywhere  False: nothing but the projections around attention has a term
+    """
 
     rank: int = 0
     everywhere: bool = False

@@ -122,7 +122,8 @@ class AdapterConfig:
     room; max_drain_s: how long its sequences may then run on before they are preempted.
     max_kills: a version that killed the loader so often is refused; max_faults: likewise one whose
     output was not finite in so many requests, for permanent_failure_ttl_s. max_rank: of an
-    adapter's modules on a GPU, which keeps workspaces for it."""
+    adapter's modules on a GPU, which keeps workspaces for it and, above 16, graphs besides those
+    for ranks up to 16."""
 
     max_loads: int = 8
     max_fetches: int = 6

@@ -37,6 +37,18 @@ class Replay(Protocol):
     def choose(self, num: int) -> None: ...
 
 
+def limits(config: EngineConfig, buckets: Buckets) -> Limits:
+    """Of a backbone whose passes have these shapes; lm_head's term has a block for each sample."""
+    return Limits(
+        page_tokens=config.memory.page_tokens,
+        num_positions=config.model.max_model_len,
+        max_tokens=buckets.max_tokens,
+        max_samples=buckets.max_seqs,
+        max_blocks=max(buckets.max_blocks, buckets.max_seqs),
+        max_rank=buckets.max_rank,
+    )
+
+
 class DevicePass:
     """arena [pages, elements]: an adapter takes at least one page, so the table has a place for
     each. num_slots: see StepBuffer."""
@@ -63,14 +75,7 @@ class DevicePass:
             weights,
             self.arena,
             self._table.tensor,
-            Limits(
-                page_tokens=memory.page_tokens,
-                num_positions=config.model.max_model_len,
-                max_tokens=self.buckets.max_tokens,
-                max_samples=schedule.max_seqs,
-                max_blocks=max(self.buckets.max_blocks, schedule.max_seqs),
-                max_rank=config.adapters.max_rank,
-            ),
+            limits(config, self.buckets),
         )
         max_pages = -(-config.model.max_model_len // memory.page_tokens)
         self._buffer = StepBuffer(parts(self.buckets, max_pages), num_slots, device)

@@ -17,12 +17,12 @@ AROUND_ATTENTION = frozenset(
 
 
 class Reaches:
-    """By adapter index, of at most num_adapters; nothing of those that no entry named yet."""
+    """By adapter index below num_adapters; nothing of those that no entry named yet."""
 
     def __init__(self, num_adapters: int, modules: ModuleTable) -> None:
         self._rank = np.zeros(num_adapters, np.int64)
         self._everywhere = np.zeros(num_adapters, bool)
-        self._on_head = np.zeros(num_adapters, bool)
+        self._on_head: set[int] = set()
         self._head = modules.lm_head.id
         self._num_in_layers = modules.num_layers * len(LAYER_MODULES)
 
@@ -33,7 +33,9 @@ class Reaches:
             layers = [block for block in blocks if block.module != self._head]
             self._rank[entry.adapter] = max((block.rank for block in layers), default=0)
             self._everywhere[entry.adapter] = any(self._is_elsewhere(b.module) for b in layers)
-            self._on_head[entry.adapter] = len(layers) < len(blocks)
+            self._on_head.discard(entry.adapter)
+            if len(layers) < len(blocks):
+                self._on_head.add(entry.adapter)
 
     def of(self, adapters: Ints) -> Reach:
         """Of a step's adapters; -1 where a sequence has none."""
@@ -44,7 +46,7 @@ class Reaches:
 
     def any_on_head(self, adapters: Iterable[int]) -> bool:
         """Whether lm_head has a term for one of them; -1 as above."""
-        return any(adapter >= 0 and self._on_head[adapter] for adapter in adapters)
+        return not self._on_head.isdisjoint(adapters)
 
     def _is_elsewhere(self, module: int) -> bool:
         in_layer = module % len(LAYER_MODULES)

@@ -176,7 +176,8 @@ class Compilers:
         finally:
             self._end(threads)
         log.info(
-            "Found %d kernels in %.1f s, compiled them in %.1f s more, %d of them by %d processes.",
+            "Found %d kernels in %.1f s; compiled, or read from the cache, in %.1f s more,"
+            " %d of them by %d processes.",
             len(noted),
             looked - started,
             time.perf_counter() - looked,

@@ -1,10 +1,11 @@
-"""The grouped adapter term on a GPU, for graphs that serve every set of adapters.
+"""The grouped adapter term on a GPU, for graphs that serve every set of adapters up to a rank.
 
 `LoraGpu` holds the arena, the table and the workspaces at fixed addresses. It is bound to a bucket:
 so many rows in so many blocks (`kernels.blocks`), both device buffers that change from step to
-step. What is launched depends on the bucket alone; ranks, scales, offsets and absent modules are
-read on the device. In a step: `begin`, then for each group of modules `shrink` (at any time once x
-is there, on another stream if that pays) and either `expand` or a fused kernel that takes `term`.
+step, and the largest rank there may be. What is launched depends on the bucket alone; ranks,
+scales, offsets and absent modules are read on the device. In a step: `begin`, then for each group
+of modules `shrink` (at any time once x is there, on another stream if that pays) and either
+`expand` or a fused kernel that takes `term`.
 """
 
 from __future__ import annotations

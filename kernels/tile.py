@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 RANKS = tl.constexpr(16)
-"""Of a product on tensor cores, at least."""
+"""That a shrink handles at a time, and an expand at least: tensor cores take no fewer."""
 
 
 def interpreted() -> bool:

@@ -38,8 +38,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a dummy server is made for. max_len: tokens of a sequence. max_rank: that its graphs
-    serve."""
+    """What a dummy server is made for. max_len: tokens of a sequence. max_rank: of adapters
+    that it may serve."""
 
     shape: str
     max_seqs: int

@@ -77,7 +77,7 @@ class CudaBackbone:
         self.spec, self._weights = spec, weights
         self._arena = arena.view(-1)
         modules = spec.modules
-        self._embed, self.head = modules.embed_tokens.id, modules.lm_head.id
+        self._embed, self._head = modules.embed_tokens.id, modules.lm_head.id
         features = np.array([(m.in_features, m.out_features) for m in modules.modules], np.int64)
         self._heads = Heads(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, limits.page_tokens, arena.shape[1]
@@ -130,7 +130,7 @@ class CudaBackbone:
         """Add lm_head's adapter term to the logits of the samples that `lora` is bound to."""
         num = lora.blocks.num_rows
         lora.begin()
-        lora.add((self.head,), self._h[:num], self.logits[:num])
+        lora.add((self._head,), self._h[:num], self.logits[:num])
 
 
 class _Pass:

@@ -46,3 +46,12 @@ def test_an_adapter_that_is_gone_reaches_nothing():
     assert reaches.of(np.array([1])) == Reach(8, True)
     reaches.note([TableEntry(1, 0, None)])
     assert reaches.of(np.array([1, -1])) == Reach()
+
+
+def test_an_index_that_is_given_to_another_in_one_plan_reaches_what_that_one_does():
+    reaches = Reaches(3, TABLE)
+    reaches.note([TableEntry(1, 1, layout({4: ModuleShape(8, 1.0)}, TABLE))])
+    other = layout({TABLE.lm_head.id: ModuleShape(2, 1.0), 0: ModuleShape(3, 1.0)}, TABLE)
+    reaches.note([TableEntry(1, 0, None), TableEntry(1, 2, other)])
+    assert reaches.of(np.array([1])) == Reach(3)
+    assert reaches.any_on_head([1])
