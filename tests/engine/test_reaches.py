@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,16 @@ def test_a_batch_reaches_what_its_adapters_do(adapters, data):
     )
     assert reaches.of(np.array(batch, np.int64)) == want
     assert reaches.any_on_head(batch) == any(TABLE.lm_head.id in ranks for ranks in used)
+
+
+@pytest.mark.parametrize("module", TABLE.modules, ids=lambda module: module.name)
+def test_each_module_alone(module):
+    reaches = Reaches(1, TABLE)
+    reaches.note([TableEntry(0, 1, layout({module.id: ModuleShape(5, 1.0)}, TABLE))])
+    on_head = module == TABLE.lm_head
+    want = Reach() if on_head else Reach(5, "self_attn" not in module.name)
+    assert reaches.of(np.array([0])) == want
+    assert reaches.any_on_head([0]) == on_head
 
 
 def test_an_adapter_that_is_gone_reaches_nothing():
