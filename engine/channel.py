@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import Unavailable
+from engine.receipts import Receipts
 
 HEADER = struct.Struct(">I")
 MAX_OUTBOX_BYTES = 64 << 20
@@ -43,6 +44,7 @@ class Channel:
 
     on_arrival  called by the reader thread when the inbox turns non-empty and when the channel
                 closes; it must return at once (for instance `loop.call_soon_threadsafe(...)`)
+    receipts    counts each message that has come, before it can be taken
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Channel:
         *,
         on_arrival: Callable[[], None] | None = None,
         max_outbox_bytes: int = MAX_OUTBOX_BYTES,
+        receipts: Receipts | None = None,
     ) -> None:
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         self._sock = sock
         self._on_arrival = on_arrival
         self._max_outbox_bytes = max_outbox_bytes
+        self._receipts = receipts
         self._inbox: deque[bytes] = deque()
         self._arrived = threading.Condition()
         self._outbox: deque[bytes] = deque()
@@ -159,6 +163,8 @@ class Channel:
             return b""
 
     def _deliver(self, frames: list[bytes]) -> None:
+        if self._receipts is not None:
+            self._receipts.add(len(frames))
         with self._arrived:
             was_empty = not self._inbox
             self._inbox.extend(frames)

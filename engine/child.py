@@ -1,8 +1,8 @@
 """How a child process of a replica (core, loader) attaches to its parent.
 
-The parent starts `python -m <module> --fd N --host-fd M --liveness-fd K`: N is its end of the
-channel, M the shared host memory (a memfd), K the read end of the liveness pipe. The channel's
-first message is the `EngineConfig`.
+The parent starts `python -m <module> --fd N --host-fd M --liveness-fd K --receipts-fd R`: N is its
+end of the channel, M the shared host memory (a memfd), K the read end of the liveness pipe, R where
+it counts what it has read. The channel's first message is the `EngineConfig`.
 
 Standard library only.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from engine.channel import Channel
 from engine.config import EngineConfig
 from engine.liveness import guard
+from engine.receipts import Receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ def attach(argv: Sequence[str] | None = None) -> Parent:
     anything.
     """
     parser = argparse.ArgumentParser()
-    for name in ("--fd", "--host-fd", "--liveness-fd"):
+    for name in ("--fd", "--host-fd", "--liveness-fd", "--receipts-fd"):
         parser.add_argument(name, type=int, required=True)
     fds = parser.parse_args(argv)
     guard(fds.liveness_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=fds.fd))
+    channel = Channel(socket.socket(fileno=fds.fd), receipts=Receipts(fds.receipts_fd))
     host = mmap.mmap(fds.host_fd, 0)
     os.close(fds.host_fd)
     config = channel.receive()

@@ -18,7 +18,7 @@ LoraplexError                       500
 │   ├── AdapterUnavailable          503  its object can't be had at present; the kinds of it and
 │   │                                    their codes are in adapters/store.py and s3_errors.py
 │   ├── ReplicaLost                 503  the replica is gone, or about to go
-│   └── CoreLost                    503  its core died while it had the request
+│   └── CoreLost                    503  its core died when it had read the request
 └── RequestTimeout                  504  over the request's deadline
 
 Standard library only: ingress, router, core and loader share it. Errors cross processes as
@@ -158,7 +158,8 @@ class ReplicaLost(Unavailable):
 
 
 class CoreLost(Unavailable):
-    """Not to be tried on another replica: the request may be what the core died of."""
+    """Not to be tried on another replica: the request, which the core had read, may be what it died
+    of."""
 
     code = "core_lost"
 

@@ -1,6 +1,6 @@
 """The loader process: fetches versions, verifies them and lays them into shared host memory.
 
-`python -m engine.loader --fd N --host-fd M --liveness-fd K`. It reads `Load` messages and answers
+`python -m engine.loader`, started as `engine.child` says. It reads `Load` messages and answers
 each with one `LoadDone`. It decides nothing: which version, when and where to is the core's.
 """
 

@@ -2,7 +2,8 @@
 
 The call is always cancelled in the end, so that pages and leases are free as soon as nobody waits
 for the answer. A request whose replica is lost before anything was delivered is tried again, on
-another; one that a core died under is not, since it may be what killed it.
+another; so is one that a core had not read when it died. One that it had is not, since that may be
+what killed it.
 """
 
 from __future__ import annotations

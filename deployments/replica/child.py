@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from engine.channel import Channel, ChannelClosed
 from engine.config import EngineConfig
+from engine.receipts import Receipts, open_memory
 
 
 class Child:
@@ -33,11 +34,13 @@ class Child:
     ) -> None:
         ours, theirs = socket.socketpair()
         liveness, self._liveness = os.pipe()
-        fds = (theirs.fileno(), host_fd, liveness)
+        counted = open_memory()
+        names = ("--fd", "--host-fd", "--liveness-fd", "--receipts-fd")
+        fds = (theirs.fileno(), host_fd, liveness, counted)
+        flags = [word for name, fd in zip(names, fds, strict=True) for word in (name, str(fd))]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module]
-                + ["--fd", str(fds[0]), "--host-fd", str(fds[1]), "--liveness-fd", str(fds[2])],
+                [sys.executable, "-m", module, *flags],
                 pass_fds=fds,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -45,6 +48,7 @@ class Child:
         except OSError:
             ours.close()
             os.close(self._liveness)
+            os.close(counted)
             raise
         finally:
             theirs.close()
@@ -53,6 +57,8 @@ class Child:
             with contextlib.suppress(OSError):  # it may have ended already
                 ours_niceness = os.getpriority(os.PRIO_PROCESS, 0)
                 os.setpriority(os.PRIO_PROCESS, self.pid, ours_niceness + niceness)
+        self.receipts = Receipts(counted)
+        """Of what it has read; the config is the first."""
         self.channel = Channel(ours, on_arrival=on_arrival)
         with contextlib.suppress(ChannelClosed):  # it has ended already: `on_arrival` says so
             self.channel.send(config)

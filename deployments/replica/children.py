@@ -20,6 +20,7 @@ import engine
 from deployments.replica.child import Child
 from deployments.replica.load_failures import LoadFailures
 from deployments.replica.loads import Loads
+from deployments.replica.unread import Unread
 from engine.channel import ChannelClosed
 from engine.config import EngineConfig
 from engine.errors import AdapterUnavailable, ErrorInfo, LoraplexError
@@ -46,7 +47,8 @@ class Children:
     """The core and the loader of one replica.
 
     on_output      called with each of the core's outputs but for its loads, which stay here
-    on_core_death  called once, when a core that was ready is gone and nobody asked it to end
+    on_core_death  called once, when a core that was ready is gone and nobody asked it to end, with
+                   the ids of the requests that were sent to it and that it has not read
     core, loader   the modules to run; tests put doubles in their place
     """
 
@@ -54,7 +56,7 @@ class Children:
         self,
         config: EngineConfig,
         on_output: Callable[[Output], None],
-        on_core_death: Callable[[], None],
+        on_core_death: Callable[[frozenset[str]], None],
         *,
         core: str = CORE,
         loader: str = LOADER,
@@ -66,6 +68,7 @@ class Children:
         self._loads = Loads(config.adapters.max_kills)
         self.load_failures = LoadFailures()
         self._core: Child | None = None
+        self._unread: Unread
         self._loader: Child | None = None
         self._restart: asyncio.Task[None] | None = None
         self._failed_starts = 0
@@ -83,6 +86,7 @@ class Children:
         try:
             threads = self._config.model.threads
             self._core = self._spawn(self._modules[0], threads, self._core_arrived)
+            self._unread = Unread(self._core.receipts, num_sent=1)
             self._start_loader()
             return await asyncio.wait_for(self._ready, timeout_s)
         except TimeoutError:
@@ -108,13 +112,14 @@ class Children:
         """Send to the core. What is sent to a dead core is lost: `on_core_death` follows."""
         if self._core is None:
             return
-        with contextlib.suppress(ChannelClosed):
-            for message in inputs:
-                if isinstance(message, LoadDone):
-                    self.load_failures.note(message)
-                elif isinstance(message, Retry):
-                    self.load_failures.forget(message.ref.key)
+        for message in inputs:
+            if isinstance(message, LoadDone):
+                self.load_failures.note(message)
+            elif isinstance(message, Retry):
+                self.load_failures.forget(message.ref.key)
+            with contextlib.suppress(ChannelClosed):
                 self._core.channel.send(message)
+            self._unread.sent(message)
 
     def close(self) -> None:
         """End both, within `GRACE_S` each at the worst. Afterwards no process is left. Idempotent;
@@ -143,7 +148,7 @@ class Children:
         if ended and not self._closing:
             self._core = None
             if self._was_ready:
-                self._on_core_death()
+                self._on_core_death(self._unread.request_ids())
             self._burial = self._loop.create_task(self._bury_core(core))
 
     async def _bury_core(self, dead: Child) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 
 from deployments.replica.calls import Call, Pace
 from deployments.replica.streams import Stream
-from engine.errors import LoraplexError
+from engine.errors import CoreLost, LoraplexError, ReplicaLost
 from engine.messages import Abort, Input, SequenceOutput, Submit
 from engine.types import FinishReason
+
+LEAVING = ReplicaLost("The replica is about to end. Try again.", retry_after_s=1.0)
+LOST = CoreLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
 
 
 class OpenCalls:
@@ -55,9 +58,12 @@ class OpenCalls:
                 call.put(stream.fail(error.info()))
         self._abandon(call)
 
-    def fail_all(self, error: LoraplexError) -> None:
+    def core_died(self, unread: frozenset[str]) -> None:
+        """unread: ids of requests that it can't have died of. A call of nothing else ends like one
+        that comes now, and may be tried elsewhere."""
         for call in {id(call): call for _, call in self._streams.values()}.values():
-            self.fail(call, error)
+            is_unread = all(stream.request.id in unread for stream in call.streams)
+            self.fail(call, LEAVING if is_unread else LOST)
 
     def close(self, call: Call) -> None:
         """Nobody reads this call any more."""

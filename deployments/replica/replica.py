@@ -34,7 +34,7 @@ from deployments.replica.children import CORE, LOADER, Children
 from deployments.replica.detokenise import Vocabulary
 from deployments.replica.leaving import leave_soon
 from deployments.replica.limit_book import LimitBook
-from deployments.replica.open_calls import OpenCalls
+from deployments.replica.open_calls import LEAVING, OpenCalls
 from deployments.replica.replica_config import ReplicaConfig, device_facts
 from deployments.replica.streams import Event, Stream, error_event
 from deployments.telemetry.logs import about_request, begin_request
@@ -42,15 +42,12 @@ from deployments.telemetry.replica_metrics import replica_metrics
 from deployments.telemetry.replica_spans import replica_spans
 from engine.adapters.residency import ResidencyTable
 from engine.core_stats import CoreStats
-from engine.errors import CoreLost, LoraplexError, ReplicaLost, Unavailable
+from engine.errors import LoraplexError, Unavailable
 from engine.log_lines import fields, log_as_json
 from engine.messages import Drop, Output, Ready
 from engine.types import Request, adapter_from_wire
 
 log = logging.getLogger("loraplex.replica")
-
-LEAVING = ReplicaLost("The replica is about to end. Try again.", retry_after_s=1.0)
-LOST = CoreLost("The replica's core died under the request. Try again.", retry_after_s=1.0)
 
 
 class Replica:
@@ -226,12 +223,12 @@ class Replica:
         self._books.heard(output.stats, output.measures)
         self._calls.feed(output.sequences)
 
-    def _core_died(self) -> None:
+    def _core_died(self, unread: frozenset[str]) -> None:
         """Every stream gets its error event; once those are out, this process ends, so that Ray
         replaces the whole and nothing of the old one keeps memory."""
         self._dead = True
         self._spans.lost()
-        self._calls.fail_all(LOST)
+        self._calls.core_died(unread)
         self._leaving = asyncio.get_running_loop().create_task(self._leave_soon())
 
     async def _leave_soon(self) -> None:

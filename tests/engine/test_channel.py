@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.channel import Channel, ChannelClosed
+from engine.receipts import Receipts, open_memory
 
 
 @pytest.fixture
@@ -147,3 +148,20 @@ def test_close_is_idempotent_and_ends_the_threads(pair: tuple[Channel, Channel])
     left.close()
     left.close()
     assert left.closed
+
+
+def test_what_has_come_is_counted_before_it_can_be_taken(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    receipts = Receipts(open_memory())
+    left, right = Channel(sockets[0]), Channel(sockets[1], receipts=receipts)
+    for number in range(100):
+        left.send(number)
+    num_taken = 0
+    while num_taken < 100:
+        assert right.wait(60)
+        num_taken += len(right.take())
+        assert receipts.num_read >= num_taken
+    assert receipts.num_read == 100
+    left.close()
+    right.close()

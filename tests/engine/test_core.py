@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.core import IDLE_S, Collector, complaint, serve
 from engine.errors import ErrorInfo, UnsupportedDevice
 from engine.messages import Abort, Input, Output, Ready, SequenceOutput, Submit
+from engine.receipts import open_memory
 from engine.types import FinishReason
 from tests.support.replicas import engine_config, request
 
@@ -147,13 +148,15 @@ def start() -> Iterator[Callable[[EngineConfig], Process]]:
         read, write = os.pipe()
         host = os.memfd_create("test")
         os.ftruncate(host, config.memory.host_bytes)
-        fds = [theirs.fileno(), host, read]
-        names = ["--fd", "--host-fd", "--liveness-fd"]
+        counted = open_memory()
+        fds = [theirs.fileno(), host, read, counted]
+        names = ["--fd", "--host-fd", "--liveness-fd", "--receipts-fd"]
         arguments = [word for pair in zip(names, map(str, fds), strict=True) for word in pair]
         popen = subprocess.Popen([sys.executable, "-m", "engine.core", *arguments], pass_fds=fds)
         theirs.close()
         os.close(read)
         os.close(host)
+        os.close(counted)
         process = Process(popen, Channel(ours), write)
         started.append(process)
         process.channel.send(config)

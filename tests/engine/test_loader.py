@@ -21,6 +21,7 @@ from engine.config import AdapterConfig, EngineConfig, MemoryConfig, ModelConfig
 from engine.errors import AdapterUnavailable
 from engine.loader import Loader, serve
 from engine.messages import Load
+from engine.receipts import Receipts, open_memory
 from tests.support.peft_folders import lora_tensors, module_names, peft_config
 from tests.support.published import make_keeping
 from tests.support.remote_stores import GateStore, RemoteStore
@@ -301,20 +302,24 @@ def test_the_process_answers_and_ends_with_its_parent(keeping):
     os.ftruncate(memory, HOST_BYTES)
     ours, theirs = socket.socketpair()
     alive, ours_alive = os.pipe()
-    fds = (theirs.fileno(), memory, alive)
-    flags = zip(("--fd", "--host-fd", "--liveness-fd"), map(str, fds), strict=True)
+    counted = open_memory()
+    fds = (theirs.fileno(), memory, alive, counted)
+    names = ("--fd", "--host-fd", "--liveness-fd", "--receipts-fd")
+    flags = zip(names, map(str, fds), strict=True)
     child = subprocess.Popen(
         [sys.executable, "-m", "engine.loader", *(word for pair in flags for word in pair)],
         pass_fds=fds,
     )
     theirs.close()
     os.close(alive)
+    receipts = Receipts(counted)
     channel = Channel(ours)
     channel.send(config(keeping))
     channel.send(order(ref))
     assert channel.wait(60)
     (done,) = channel.take()
     assert done.error is None
+    assert receipts.num_read == 2, "the config and the load"
     with mmap.mmap(memory, 0) as host:
         assert any(host[4096 : 4096 + ref.num_elements * 4])
         assert not any(host[:4096])

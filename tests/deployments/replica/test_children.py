@@ -24,7 +24,7 @@ from engine.messages import Submit
 from tests.support.replicas import LOADER, engine_config, request
 
 async def main():
-    children = Children(engine_config(Path(sys.argv[1])), lambda output: None, lambda: None,
+    children = Children(engine_config(Path(sys.argv[1])), lambda output: None, lambda unread: None,
                         loader=LOADER)
     await children.start(30)
     children.submit([Submit(request(max_tokens=4000))])
@@ -57,7 +57,7 @@ async def test_children_inherit_nothing_but_what_they_are_given(tmp_path: Path) 
     extra = os.open(tmp_path, os.O_RDONLY)
     os.set_inheritable(extra, True)
     outputs: list[Output] = []
-    children = Children(engine_config(tmp_path), outputs.append, lambda: None, loader=LOADER)
+    children = Children(engine_config(tmp_path), outputs.append, lambda unread: None, loader=LOADER)
     try:
         ready = await children.start(30)
         assert ready.num_pages > 0
@@ -80,7 +80,11 @@ async def test_children_inherit_nothing_but_what_they_are_given(tmp_path: Path) 
 async def test_a_core_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     """The double loader in the core's place never says that it is ready."""
     children = Children(
-        engine_config(tmp_path), lambda output: None, lambda: None, core=LOADER, loader=LOADER
+        engine_config(tmp_path),
+        lambda output: None,
+        lambda unread: None,
+        core=LOADER,
+        loader=LOADER,
     )
     starting = asyncio.create_task(children.start(0.5))
     await asyncio.sleep(0)  # it has begun, and so both
@@ -97,8 +101,8 @@ async def test_a_core_that_complains_and_ends_has_failed_to_start_and_not_died(
     """So its complaint is told, and not overtaken by the end of the replica's process."""
     config = engine_config(tmp_path)
     config = replace(config, memory=replace(config.memory, arena_bytes=1 << 16))
-    deaths: list[int] = []
-    children = Children(config, lambda output: None, lambda: deaths.append(1), loader=LOADER)
+    deaths: list[frozenset[str]] = []
+    children = Children(config, lambda output: None, deaths.append, loader=LOADER)
     starting = asyncio.create_task(children.start(30))
     await asyncio.sleep(0)
     # Complaint and end are there together when the loop looks.

@@ -201,6 +201,26 @@ async def test_sigkill_of_the_core_ends_streams_with_an_error_and_the_process(ma
     await until(lambda: not alive(pids["core"]))
 
 
+async def test_what_a_core_had_not_read_it_did_not_die_of(make: Make) -> None:
+    """So it may be tried elsewhere. What the core is busy with, or has just been given, may not."""
+    replica = await make(step_s=0.005)
+    busy = asyncio.create_task(collect(replica, call(request("busy", max_tokens=4000))))
+    await until(lambda: replica._stats is not None and replica._stats.num_running == 1)
+    core = (await replica.status())["pids"]["core"]
+    os.kill(core, signal.SIGSTOP)
+    os.waitid(os.P_PID, core, os.WSTOPPED | os.WNOWAIT)
+    late = [
+        asyncio.create_task(collect(replica, call(*(request(f"r{i}-{n}") for n in range(i)))))
+        for i in (1, 2, 1)
+    ]
+    await asyncio.sleep(0.2)
+    os.kill(core, signal.SIGKILL)
+    later = asyncio.create_task(collect(replica, call(request())))
+    for events in await asyncio.gather(*late, later):
+        assert {event["error"]["code"] for event in events} == {"replica_lost"}
+    assert (await busy)[-1]["error"]["code"] == "core_lost"
+
+
 async def test_a_call_that_can_not_be_begun_holds_up_no_end(make: Make) -> None:
     left: list[int] = []
     replica = await make(leave=left.append, clock=lambda: 0.0)  # no drain ever runs out
@@ -209,7 +229,11 @@ async def test_a_call_that_can_not_be_begun_holds_up_no_end(make: Make) -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)):
         await collect(replica, body)
     assert (await collect(replica, call(request(max_tokens=4))))[-1]["finish"] == "length"
+    busy = replica.generate(call(request(max_tokens=4000)))
+    assert await anext(busy)
     os.kill((await replica.status())["pids"]["core"], signal.SIGKILL)
+    last = [event async for events in busy for event in events][-1]
+    assert last["error"]["code"] == "core_lost", "what was never sent is not counted"
     await until(lambda: left == [1])
 
 
