@@ -95,8 +95,9 @@ def settle_keys() -> None:
     """Give what kernels share its keys in Triton's cache, so that processes agree on kernels'.
 
     Which constants a kernel's key covers depends on whether the functions that it calls had keys
-    before; and then the key depends on which kernel a process came to first. To be called ahead of
-    every launch.
+    before; and then the key depends on which kernel a process came to first. (Constants of
+    a module, that is: while no function of `tile` uses one, keys agree by themselves.) To be called
+    ahead of every launch.
     """
     for function in vars(tile).values():
         if isinstance(function, JITFunction):
