@@ -81,13 +81,13 @@ class Cores(Fleet):
             core.hear = lambda stats, book=book: book.heard(stats.service)  # type: ignore[misc]
 
     async def second(self, ingress: ServiceKeeper | None) -> list[tuple[float, float]]:
-        """One tenant asks everywhere without end, three at one replica each. What those two were
-        served at each replica meanwhile."""
+        """One tenant asks everywhere without end, three at one replica each; more waits than a step
+        admits, so that nobody's queue runs dry. What those two were served at each replica."""
         served = []
         for core, own in zip(self.cores, OWN, strict=True):
             before = dict(core.served)
             makes = [lambda t=t: Ask(t, 256, 64, 96) for t in (SPREAD, own)]
-            core.backlog(makes, core.clock() + 1.0, depth=6)
+            core.backlog(makes, core.clock() + 1.0, depth=24)
             served += [tuple(core.served[t.id] - before.get(t.id, 0.0) for t in (SPREAD, own))]
         if ingress is not None:
             await ingress.exchange()
