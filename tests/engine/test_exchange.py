@@ -112,7 +112,7 @@ def test_a_tenant_that_others_serve_without_end_keeps_its_floor_here(local_floor
     sim = Simulation(settings(rows=24, accounts=AccountConfig(local_floor=local_floor)))
     elsewhere = 0.0
     for second in range(1, 17):
-        sim.backlog([lambda: ask(A), lambda: ask(B)], float(second), depth=6)
+        sim.backlog([lambda: ask(A), lambda: ask(B)], float(second), depth=24)
         elsewhere += 1e6
         sim.engine.deliver(ServiceElsewhere((peer({"a": elsewhere}),)))
         if second == 6:
