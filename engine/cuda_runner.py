@@ -57,8 +57,9 @@ class CudaRunner:
     this returns; weights may come from any device.
 
     host is the shared memory that uploads read; None where no adapter is ever uploaded. captures:
-    False enqueues each step afresh, for tests. memory: who has how much of the GPU's. Raises
-    UnsupportedModel for an arena that can't be served, DeviceMemoryShort, UnsupportedDevice.
+    False enqueues each step afresh, for tests. num_compilers: processes, see `Compilers`. memory:
+    who has how much of the GPU's. Raises UnsupportedModel for an arena that can't be served,
+    DeviceMemoryShort, UnsupportedDevice.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class CudaRunner:
         spec: BackboneSpec,
         weights: Weights,
         captures: bool = True,
+        num_compilers: int | None = None,
     ) -> None:
         torch.set_num_threads(config.model.threads)
         device = cuda_device()
         meter = _Meter(device)
         # Its processes start while all else is made.
-        with Compilers() if captures else contextlib.nullcontext() as compilers:
+        with Compilers(num_compilers) if captures else contextlib.nullcontext() as compilers:
             arena = self._make_pass(config, spec, weights, device, meter)
             self._replay: Replay = self._pass
             if compilers is not None:
@@ -117,7 +119,9 @@ class CudaRunner:
         return arena
 
     @classmethod
-    def load(cls, config: EngineConfig, host: memoryview | None) -> CudaRunner:
+    def load(
+        cls, config: EngineConfig, host: memoryview | None, num_compilers: int | None = None
+    ) -> CudaRunner:
         """With the model at `config.model.path`. Raises besides UnsupportedModel for a model that
         can't be served."""
         device = cuda_device()
@@ -125,7 +129,7 @@ class CudaRunner:
         weights = load_weights(config.model.path, spec, DTYPES[config.model.dtype])
         free, total = torch.cuda.mem_get_info(device)
         try:
-            return cls(config, host, spec, weights)
+            return cls(config, host, spec, weights, num_compilers=num_compilers)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryShort(
                 f"{torch.cuda.get_device_name(device)}: {free} of {total} bytes were free, and that"

@@ -19,6 +19,8 @@ from tests.support.recording import Record
 from tests.support.tiny_models import TinyModel
 
 GREEDY = SamplingParams(temperature=0.0)
+NUM_COMPILERS = 2
+"""For each of the many runners that are made, side by side where tests run so."""
 
 
 class RecordingCudaRunner(CudaRunner):
@@ -102,14 +104,14 @@ class Runners:
         self.made: list[CudaRunner] = []
 
     def captured(self, config: EngineConfig, host: memoryview) -> RecordingCudaRunner:
-        return self._keep(RecordingCudaRunner.load(config, host))
+        return self._keep(RecordingCudaRunner.load(config, host, NUM_COMPILERS))
 
     def twofold(self, config: EngineConfig, host: memoryview) -> TwofoldRunner:
-        return self._keep(TwofoldRunner.load(config, host))
+        return self._keep(TwofoldRunner.load(config, host, NUM_COMPILERS))
 
     def bare(self, config: EngineConfig, host: memoryview) -> CudaRunner:
         """As a service has it."""
-        return self._keep(CudaRunner.load(config, host))
+        return self._keep(CudaRunner.load(config, host, NUM_COMPILERS))
 
     def eager(self, config: EngineConfig, host: memoryview) -> RecordingCudaRunner:
         """Without graphs."""
