@@ -108,6 +108,8 @@ def test_a_near_full_owner_s_overflow_is_told_ahead(loraplex, http, url, admin_k
     there."""
     loraplex("adapters", "publish", "t1/hinted", "hinted")
     body = {"model": "t1/hinted", "prompt": "a", "max_tokens": 2000, "stream": True}
+    # A stream that another test let go of would count as one of these.
+    wait_for(lambda: all(r["stats"]["num_running"] == 0 for r in replicas(url, admin_key)))
     begun = []  # who lets go of its lines ends its stream
     with contextlib.ExitStack() as streams:
         for _ in range(8):
