@@ -132,7 +132,7 @@ def path_of(gpu: str) -> Path:
 
 def rank_caps(max_rank: int) -> tuple[int, ...]:
     """Largest ranks that graphs are captured for, ascending, where adapters have up to max_rank.
-    Most have 16 at most, and code for more would cost them a quarter."""
+    Most have 16 at most, and code for more would cost them up to a fifth more."""
     most = max(SMALL_RANK, triton.next_power_of_2(max_rank))
     return (SMALL_RANK,) if most == SMALL_RANK else (SMALL_RANK, most)
 
