@@ -107,20 +107,35 @@ def test_a_near_full_owner_s_overflow_is_told_ahead(loraplex, http, url, admin_k
     """Near its bound, 8 of 32 rows, the router tells the next replica before it sends anything
     there."""
     loraplex("adapters", "publish", "t1/hinted", "hinted")
-    body = {"model": "t1/hinted", "prompt": "a", "max_tokens": 2000, "stream": True}
+    body = {"model": "t1/hinted", "prompt": "a"}
+
+    def counts(name):
+        return [r["stats"][name] for r in replicas(url, admin_key)]
+
+    def asked():
+        """Prompt tokens that each replica was sent since, the other before the owner."""
+        return sorted(now - then for now, then in zip(counts("prompt_tokens"), before, strict=True))
+
     # A stream that another test let go of would count as one of these.
-    wait_for(lambda: all(r["stats"]["num_running"] == 0 for r in replicas(url, admin_key)))
+    wait_for(lambda: counts("num_running") == [0, 0])
+    time.sleep(3)  # statistics come once a second: all that others have sent is in them
+    before = counts("prompt_tokens")
     begun = []  # who lets go of its lines ends its stream
     with contextlib.ExitStack() as streams:
-        for _ in range(8):
-            stream = streams.enter_context(http.stream("POST", "/v1/completions", json=body))
+        for _ in range(6):
+            said = {**body, "max_tokens": 2000, "stream": True}
+            stream = streams.enter_context(http.stream("POST", "/v1/completions", json=said))
             begun.append(stream.iter_lines())
             next(begun[-1])
-            time.sleep(0.5)  # until the routers of both ingresses know
-            if len(places(loraplex, "t1/hinted")) == 2:
-                break
+        # One more at a time is never above the bound. A router knows of what another has sent when
+        # its own next request has been admitted.
+        num_sent = 6
+        while len(places(loraplex, "t1/hinted")) == 1 and num_sent < 14:
+            http.post("/v1/completions", json={**body, "max_tokens": 1}).raise_for_status()
+            num_sent += 1
         wait_for(lambda: places(loraplex, "t1/hinted") == {0: "device", 1: "device"})
-        assert min(r["stats"]["num_running"] for r in replicas(url, admin_key)) == 0
+        wait_for(lambda: sum(asked()) == num_sent)
+        assert asked() == [0, num_sent]
 
 
 def test_errors_pass_through_ray(http, loraplex):
